@@ -68,18 +68,33 @@ bool look(Search* search, PyObject* values) {
     return true;
 }
 
-PyObject* known_storages(PyObject*, PyObject* args) {
-    PyObject* values;
+PyObject* storages(PyObject*, PyObject* args) {
+    PyObject *otherwise, *values;
     Search search;
-    if (!PyArg_ParseTuple(args, "OO!O!", &values, &PyDict_Type, &search.known, &PyType_Type,
-                          &search.storage_type)) {
+    if (!PyArg_ParseTuple(args, "OO!OO!", &otherwise, &PyType_Type, &search.storage_type, &values,
+                          &PyDict_Type, &search.known)) {
         return nullptr;
     }
-    Owned sequence(PySequence_Fast(values, "known_storages(values, known, type)"));
+    Owned sequence(PySequence_Fast(values, "storages(otherwise, type, values, known)"));
     if (!sequence || !look(&search, sequence.get())) return nullptr;
-    return Py_BuildValue("LOO", static_cast<long long>(search.total),
-                         search.unknown ? search.unknown.get() : Py_None,
-                         search.others ? search.others.get() : Py_None);
+    if (!search.unknown) search.unknown = Owned(PyList_New(0));
+    Owned problem(PyUnicode_FromStringAndSize(nullptr, 0));
+    if (search.others) {
+        Owned answer(PyObject_CallFunctionObjArgs(otherwise, search.others.get(), search.known,
+                                                  nullptr));
+        long long total;
+        PyObject *more, *why;
+        if (!answer || !PyArg_ParseTuple(answer.get(), "LOO", &total, &more, &why) ||
+            !search.unknown ||
+            PyList_SetSlice(search.unknown.get(), PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, more) < 0) {
+            return nullptr;
+        }
+        search.total += total;
+        problem = Owned::share(why);
+    }
+    if (!search.unknown || !problem) return nullptr;
+    return Py_BuildValue("LOO", static_cast<long long>(search.total), search.unknown.get(),
+                         problem.get());
 }
 
 PyObject* knows_storages(PyObject*, PyObject*) {
@@ -87,13 +102,12 @@ PyObject* knows_storages(PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"known_storages", known_storages, METH_VARARGS,
-     "known_storages(values, known, storage_type, /)\n--\n\n"
-     "Return the sum of the sizes of the storages that are read here, those that are not known, and "
-     "the values that are not read; None in place of an empty list. `known` has the address and "
-     "size of each storage by the id() of its object."},
+    {"storages", storages, METH_VARARGS,
+     "storages(otherwise, storage_type, values, known, /)\n--\n\n"
+     "Return what `Facts.storages` does: by the function `otherwise` for values that are not read "
+     "here."},
     {"knows_storages", knows_storages, METH_NOARGS,
-     "knows_storages()\n--\n\nReturn whether `known_storages` may be called."},
+     "knows_storages()\n--\n\nReturn whether `storages` reads any."},
     {nullptr, nullptr, 0, nullptr},
 };
 
