@@ -207,15 +207,11 @@ class Sparsity(OperatorTool["_Op"]):
         """Count the zeros of a value; return None if it is not measured."""
         facts, small = op.facts, 0
         counted = facts.zeros(value, self.limit)
-        if counted is not None and not counted[0] and facts.arithmetic is not None:
-            shape: Any = facts.shape(value)
-            if 0 in shape:
-                return None
-            if (known := op.full.get((which, shape))) is None:
-                order = op.order(which, len(shape))
-                known = order, without_zeros(facts.arithmetic, shape, order, self.block)
-                op.full[which, shape] = known
-            (order, counts), small = known, counted[1]
+        known = None if counted is None else self._without_zeros(op, which, value)
+        if counted is not None and known is not None and not (counted[0] and known.order):
+            (order, shape, counts), small = known, counted[1]
+            if counted[0]:  # Of no matrix, so that nothing else is counted.
+                counts = counts._replace(numbers=(counted[0], *counts.numbers[1:]))
         else:
             try:
                 found = readable(facts, value)
@@ -229,6 +225,18 @@ class Sparsity(OperatorTool["_Op"]):
             counts = count(arithmetic, x, order, self.block, self.limit, at_once, counted)
         version = facts.version(value) if which[0] == "output" else None
         return _Made(version, order, shape, counts, small)
+
+    def _without_zeros(self, op: _Op, which: tuple[str, int], value: Any) -> _Full | None:
+        """Return the counts of a tensor if none of it is zero, without looking; None if its driver
+        does not compute.
+        """
+        shape: Any = op.facts.shape(value)
+        known = op.full.get((which, shape))
+        if known is None and op.facts.arithmetic is not None and 0 not in shape:
+            order = op.order(which, len(shape))
+            counts = without_zeros(op.facts.arithmetic, shape, order, self.block)
+            known = op.full[which, shape] = _Full(order, shape, counts)
+        return known
 
     def _multiply(
         self, op: _Op, given: dict[int, Counts], sizes: Sequence[Any], outputs: Sequence[Any]
@@ -248,6 +256,14 @@ class Sparsity(OperatorTool["_Op"]):
         if right.arithmetic is not arithmetic and op.facts.arithmetic is not None:
             arithmetic = op.facts.arithmetic  # One of both was counted by NumPy.
         op.product.add(left, right, macs, arithmetic)
+
+
+class _Full(NamedTuple):
+    """What is counted of a tensor none of which is zero, and the order in which it is read."""
+
+    order: Order | None
+    shape: Sequence[int]
+    counts: Counts
 
 
 class _Made(NamedTuple):
@@ -391,8 +407,8 @@ class _Op:
         self.weights = WeightKeys(context)
         #: Kind, position, and key of the weight -> sums.
         self.tensors: dict[tuple[str, int, str | None], _Tensor] = {}
-        #: Kind, position and shape of a tensor -> its order, and its counts if none of it is zero.
-        self.full: dict[tuple[tuple[str, int], Sequence[int]], tuple[Order | None, Counts]] = {}
+        #: Kind, position and shape of a tensor -> what is counted if none of it is zero.
+        self.full: dict[tuple[tuple[str, int], Sequence[int]], _Full] = {}
         self.product: _Product | None = None
         self.eager = is_eager(context.namespace)
         #: Thread -> counts by position, and sizes, of the inputs of the execution that it is in.

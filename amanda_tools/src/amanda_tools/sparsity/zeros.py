@@ -33,6 +33,7 @@ NUMBERS = ("zeros", "small", "zero_channels", "zero_blocks", "compliant")
 GROUP, FILLED = 4, 2
 #: Dtypes that NumPy counts fast.
 _PLAIN = frozenset({"float32", "float64"})
+_PLAIN_TYPE = frozenset({int})
 
 
 def to_list(facts: Facts, vector: Any) -> list[int]:
@@ -173,8 +174,8 @@ class Counts(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Return True if all counts are Python's numbers, the same for all channels."""
-        return isinstance(self.channels, (int, type(None))) and all(
-            type(number) is int for number in self.numbers
+        return isinstance(self.channels, (int, type(None))) and _PLAIN_TYPE.issuperset(
+            map(type, self.numbers)
         )
 
     @property
