@@ -147,6 +147,7 @@ class _TorchFacts(Facts):
             # Without a frame of Python, as tools ask at every operator.
             storages = partial(native.storages, super().storages, Storage)
             self.storages = storages  # type: ignore[method-assign]
+            self.unless_known = partial(native.unless_known, Storage)  # type: ignore[method-assign]
             self.zeros = native.count_zeros  # type: ignore[method-assign]
 
     def is_tensor(self, value: Any) -> bool:

@@ -410,6 +410,24 @@ class Facts:
                 total, new, problem = total + size, new + more, problem or why
         return total, new, problem
 
+    def unless_known(
+        self,
+        routine: Callable[..., None],
+        known: dict[int, tuple[Hashable, int]],
+        sizes: set[int],
+    ) -> Callable[..., None]:
+        """Return a routine that need not be called for values of which it learns nothing.
+
+        It calls `routine` unless the driver finds out faster that all memory of the values is in
+        `known`, as for `storages`, and that the sum of its sizes is in `sizes`.
+
+        Args:
+            routine: The routine, which looks at values and reads no context.
+            known: As for `storages`; it may change later.
+            sizes: Sums of sizes; they may change later.
+        """
+        return routine
+
     def zeros(self, tensor: Any, limit: float) -> tuple[int, int] | None:
         """Return how many elements are zero, and how many have a magnitude below a limit.
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "recording/journal.h"
 #include "thread.h"
 #include "torch_symbols.h"
 #include "watch.h"
@@ -11,6 +10,7 @@
 namespace amanda {
 
 PyTypeObject* note_type = nullptr;
+PyObject* (*mark_of)(PyObject* routine, PyObject* step) = nullptr;
 
 namespace {
 
@@ -70,7 +70,8 @@ bool read_step(PyObject* said, ProgramStep* step) {
                     *routine_name = PyUnicode_InternFromString("routine"),
                     *kwargs_name = PyUnicode_InternFromString("kwargs"),
                     *positions_name = PyUnicode_InternFromString("positions"),
-                    *observe_name = PyUnicode_InternFromString("observe");
+                    *observe_name = PyUnicode_InternFromString("observe"),
+                    *without_context = PyUnicode_InternFromString("__amanda_without_context__");
     Owned action(PyObject_GetAttr(said, action_name));
     if (!action) return false;
     Owned kwargs(PyObject_GetAttr(action.get(), kwargs_name)),
@@ -80,11 +81,14 @@ bool read_step(PyObject* said, ProgramStep* step) {
     step->step = Owned::share(said);
     if (!step->routine || !kwargs || !positions || !observe) return false;
     step->edits = observe.get() != Py_True;
-    Owned mark(mark_of(step->routine.get(), said));
+    Owned mark(mark_of == nullptr ? nullptr : mark_of(step->routine.get(), said));
     if (!mark && PyErr_Occurred()) return false;
     bool is_mark = bool(mark);
+    Owned marked(PyObject_GetAttr(step->routine.get(), without_context));
+    if (!marked) PyErr_Clear();
+    step->is_note = is_mark || Py_IS_TYPE(step->routine.get(), note_type) ||
+                    (!step->edits && marked.get() == Py_True);
     if (is_mark) step->routine = std::move(mark);
-    step->is_note = is_mark || Py_IS_TYPE(step->routine.get(), note_type);
     step->all = positions.get() == Py_None;
     if (!PyDict_Check(kwargs.get()) || !(step->all || PyTuple_Check(positions.get()))) {
         PyErr_SetString(PyExc_TypeError, "a step needs other parts");

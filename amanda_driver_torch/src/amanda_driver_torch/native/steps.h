@@ -23,7 +23,7 @@ struct ProgramStep {
     Owned step;        // `amanda_core.engine.plan.Step`, for messages
     Owned stamp;       // of a memoized routine, a list; else null
     KeptResult kept;
-    bool is_note = false;  // of a recorder or a journal, which needs no context
+    bool is_note = false;  // whether it needs no context and changes nothing
     bool edits = true;     // whether it may return new values
     mutable bool accepted = false;  // whether Python has accepted and noted an edit of its
 
@@ -35,6 +35,10 @@ struct ProgramStep {
 
 // The type of a recorder's routines, which read no context and change nothing.
 extern PyTypeObject* note_type;
+
+// Returns what records the same mark as the routine of a step, without Python; null, without an
+// exception, for other routines. A new reference.
+extern PyObject* (*mark_of)(PyObject* routine, PyObject* step);
 
 // The maximum number of operands of a program's call; a routine may get more values.
 constexpr size_t MOST_OPERANDS = 24;

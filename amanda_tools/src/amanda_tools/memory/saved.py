@@ -31,9 +31,8 @@ def saved_tensors(outputs: Any, start: int) -> list[Any]:
         return []
     found: list[Any] = []
     nodes: list[Any] = []
-    for tensor in outputs if {tensor_type}.issuperset(map(type, outputs)) else _tensors(
-        outputs, tensor_type
-    ):
+    are_plain = {tensor_type}.issuperset(map(type, outputs))
+    for tensor in outputs if are_plain else _tensors(outputs, tensor_type):
         try:
             nodes.append(tensor.grad_fn)
         except RuntimeError:

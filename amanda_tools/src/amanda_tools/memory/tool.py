@@ -13,6 +13,7 @@ from time import perf_counter_ns as now
 from typing import Any
 
 from amanda_core import OpContext
+from amanda_core.engine.action import without_context
 from amanda_core.interface.facts import Facts, Storage
 from amanda_core.runtime.weak import Known
 from amanda_tools.kit.operators.entries import leaf_of
@@ -125,9 +126,12 @@ class Memory(OperatorTool["_Op"]):
                 if leaf is not None and self._leaves.set(leaf, None):
                     op.leaf = id(leaf)
             if op.is_eager:
-                context.insert_before_backward_op(self.arrive, observe=True, op=op)
+                # Of values and sizes that were met before, nothing is recorded.
+                arrive = op.tensors.unless_known(self.arrive, self._ledger.known, op.settled)
+                context.insert_before_backward_op(arrive, observe=True, op=op)
             context.insert_after_backward_op(self.give_gradients, observe=True, op=op)
 
+    @without_context
     def take(self, *inputs: Any, op: _Op) -> None:
         """Record the buffers that exist before an operator runs."""
         start = now()
@@ -138,6 +142,7 @@ class Memory(OperatorTool["_Op"]):
             op.sequence = op.next_sequence()
             self._begin(op, inputs, None, start)
 
+    @without_context
     def give(self, *outputs: Any, op: _Op) -> None:
         """Record the outputs of an operator, and what autograd saves for its backward."""
         start = now()
@@ -152,12 +157,14 @@ class Memory(OperatorTool["_Op"]):
             else:
                 self._count_outputs(op, outputs, start)
 
+    @without_context
     def arrive(self, *gradients: Any, op: _Op) -> None:
         """Record gradients that were created between operators, such as sums."""
         start = now()
         with self._lock:
             self._begin(op, gradients, op, start)
 
+    @without_context
     def give_gradients(self, *gradients: Any, op: _Op) -> None:
         """Record the outputs of a backward operator."""
         start = now()
@@ -263,7 +270,7 @@ class Memory(OperatorTool["_Op"]):
         size, new, problem = op.storages(values, ledger.known)
         if new or problem:
             self._meet(op, values, owner, new, problem)
-        op.live, op.input_size = ledger.live, size
+        op.live, op.input_size, op.has_begun = ledger.live, size, True
         op.is_measured = False
         clock = self._clock  # Which analysis has begun.
         clock.last = now()
@@ -293,7 +300,11 @@ class Memory(OperatorTool["_Op"]):
         _, new, problem = op.storages(values, ledger.known)
         if new or problem:
             self._meet(op, values, owner, new, problem)
-        times, extra = op.workspaces.get(op.input_size, (0, 0))
+        times, extra = _MEASURED, 0
+        if op.has_begun:
+            times, extra = op.workspaces.get(op.input_size, (0, 0))
+            if times >= _MEASURED and extra <= _NUMBERS:
+                op.settled.add(op.input_size)
         if most is not None or extra > _NUMBERS:
             self._add_workspace(op, most, facts.allocated - before)
         elif not times:
@@ -301,6 +312,7 @@ class Memory(OperatorTool["_Op"]):
         facts.calls += 1
         if ledger.live > facts.live_after:
             facts.live_after = ledger.live
+        op.has_begun = op.is_measured = False
         clock = self._clock
         clock.last = now()
         clock.spent += clock.last - start
@@ -317,6 +329,7 @@ class Memory(OperatorTool["_Op"]):
         if most is not None:
             if len(op.workspaces) >= _INPUT_SIZES:
                 op.workspaces.clear()
+                op.settled.clear()
             extra = max(0, most - results)
             op.workspaces[op.input_size] = times + 1, extra
         if extra > _NUMBERS:
@@ -394,7 +407,7 @@ class _Op:
         self.is_torch = facts.namespace.startswith("pytorch/")
         #: Whether the memory of its values is visible.
         self.is_eager = is_eager(facts.namespace)
-        #: Returns the sequence number of PyTorch's next node of autograd, and what it was before it ran.
+        #: Returns the sequence number of PyTorch's next node, and what it was before it ran.
         self.next_sequence = sequence_numbers() if self.is_torch else int
         self.sequence = 0
         self.storages = tensors.storages
@@ -406,6 +419,10 @@ class _Op:
         self.waits = False
         #: Size of the inputs -> number of measurements, and bytes of the workspace in the last one.
         self.workspaces: dict[int, tuple[int, int]] = {}
+        #: Sizes of the inputs for which no workspace is counted any more.
+        self.settled: set[int] = set()
+        #: Whether its inputs were recorded in this execution.
+        self.has_begun = False
         #: Key of the tensor to whose gradient it adds.
         self.leaf: int | None = None
         #: Names of the parameters and states that its buffers are.

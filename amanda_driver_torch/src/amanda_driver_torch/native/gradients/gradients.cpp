@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "gradients/edits.h"
 #include "gradients/nodes.h"
 #include "gradients/unwinding.h"
-#include "programs/edits.h"
 #include "thread.h"
 #include "torch_symbols.h"
 #include "watch.h"

@@ -3,8 +3,8 @@
 #include <optional>
 #include <utility>
 
+#include "gradients/edits.h"
 #include "gradients/nodes.h"
-#include "programs/edits.h"
 #include "programs/operator_call.h"
 #include "programs/program_gradients.h"
 #include "thread.h"

@@ -9,14 +9,13 @@
 #include <vector>
 
 #include "owned.h"
+#include "steps.h"
 
 namespace amanda {
 
-PyTypeObject* mark_type = nullptr;
-
 namespace {
 
-PyTypeObject* journal_type = nullptr;
+PyTypeObject *mark_type = nullptr, *journal_type = nullptr;
 PyObject *note_function = nullptr, *make_mark = nullptr;
 
 // A mark is its number, the time and the thread.
@@ -147,9 +146,7 @@ PyMethodDef functions[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-}  // namespace
-
-PyObject* mark_of(PyObject* routine, PyObject* step) {
+PyObject* find_mark(PyObject* routine, PyObject* step) {
     if (make_mark == nullptr || !PyMethod_Check(routine) ||
         PyMethod_GET_FUNCTION(routine) != note_function) {
         return nullptr;
@@ -159,11 +156,14 @@ PyObject* mark_of(PyObject* routine, PyObject* step) {
     return mark;
 }
 
+}  // namespace
+
 int add_journal(PyObject* module) {
     if (PyModule_AddFunctions(module, functions) < 0) return -1;
     mark_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&mark_spec));
     journal_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&journal_spec));
     if (mark_type == nullptr || journal_type == nullptr) return -1;
+    mark_of = find_mark;
     return PyModule_AddObjectRef(module, "Journal", reinterpret_cast<PyObject*>(journal_type));
 }
 

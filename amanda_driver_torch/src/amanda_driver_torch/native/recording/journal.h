@@ -6,13 +6,6 @@
 
 namespace amanda {
 
-// The type of such a routine, a mark.
-extern PyTypeObject* mark_type;
-
-// Returns the mark that records the same as the routine of a step; null, without an exception, for
-// other routines. A new reference.
-PyObject* mark_of(PyObject* routine, PyObject* step);
-
 int add_journal(PyObject* module);
 
 }  // namespace amanda

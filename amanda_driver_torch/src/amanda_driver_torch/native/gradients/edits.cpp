@@ -1,5 +1,5 @@
 // Edits of values.
-#include "programs/edits.h"
+#include "gradients/edits.h"
 
 #include <algorithm>
 
