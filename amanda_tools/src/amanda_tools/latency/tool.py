@@ -122,8 +122,8 @@ class Latency(OperatorTool[Op]):
         self._has_marks = False
         #: What identifies a series of marks -> its numbers, and the runs of the program.
         self._runs: dict[Hashable, tuple[Sequence[int], Runs[Op]]] = {}
-        #: Numbers of the marks since the last call, as bytes -> whether these are a series of nested
-        #: operators; None until the second time.
+        #: Numbers of the marks of one call, as bytes -> whether these are nested operators; None
+        #: until the second time.
         self._nested: dict[bytes, bool | None] = {}
         self._graph: Overlapping[Op] = Overlapping()
         self._between = Between()
