@@ -40,6 +40,9 @@ class Marks:
     [7]
     """
 
+    #: Number of marks after which `full` is called.
+    limit = LIMIT
+
     def __init__(
         self, full: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:

@@ -14,7 +14,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from amanda_core.driver_kit import Marks, Step
-from amanda_core.driver_kit.marks import LIMIT
 from amanda_driver_torch.communication import is_unfinished
 from amanda_driver_torch.execution.native_gradients import gradient_parts
 from amanda_driver_torch.execution.node_plans import MANY, are_plain
@@ -155,7 +154,7 @@ def mark_of(step: Step) -> object:
         if (alive := held()) is not None:
             alive.full()
 
-    journal = marks.source("pytorch", lambda: native.Journal(full, LIMIT))
+    journal = marks.source("pytorch", lambda: native.Journal(full, Marks.limit))
     return journal.mark(step.action.kwargs["number"])
 
 

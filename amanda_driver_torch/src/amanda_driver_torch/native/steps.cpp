@@ -33,7 +33,11 @@ class InRoutine {
     bool on_;
 };
 
-Owned call(const ProgramStep& step, PyObject* values) {
+Owned call(const ProgramStep& step, PyObject* values, bool gradients) {
+    if (gradients && step.fresh) {
+        PyObject* value = PyList_GET_ITEM(values, Py_ssize_t(step.positions[0]));
+        return Owned(PyObject_CallOneArg(step.fresh.get(), value));
+    }
     PyObject* usual[MOST_OPERANDS + 1];
     PyObject** stack = usual;
     std::vector<PyObject*> many;  // `unbind` has as many outputs as its input has rows
@@ -147,6 +151,7 @@ int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* ar
         Py_VISIT(step.routine.get());
         Py_VISIT(step.step.get());
         Py_VISIT(step.stamp.get());
+        Py_VISIT(step.fresh.get());
         if (int stop = step.kept.traverse(visit, arg)) return stop;
         for (const Owned& value : step.values) Py_VISIT(value.get());
     }
@@ -196,7 +201,7 @@ Owned call_step(const ProgramStep& step, PyObject* values, Thread* thread, Watch
     {
         Turn turn(step);
         InRoutine routine(thread, gradients);
-        result = call(step, values);
+        result = call(step, values, gradients);
     }
     if (!result) annotate(watch, step);
     return result;

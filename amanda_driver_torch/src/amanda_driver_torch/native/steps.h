@@ -22,6 +22,7 @@ struct ProgramStep {
     bool all = false;  // all positions
     Owned step;        // `amanda_core.engine.plan.Step`, for messages
     Owned stamp;       // of a memoized routine, a list; else null
+    Owned fresh;       // what computes its result without looking it up; or null
     KeptResult kept;
     bool is_note = false;  // whether it needs no context and changes nothing
     bool edits = true;     // whether it may return new values
@@ -50,7 +51,8 @@ bool are_notes(const std::vector<ProgramStep>& steps);
 int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* arg);
 
 // Calls a routine with its selection of `values`, marked as a routine and without recording
-// gradients. Null with an exception, which names tool, routine and op.
+// gradients. If these are recorded, a result is computed and not looked up, as weights are mostly
+// written before they are read again. Null with an exception, which names tool, routine and op.
 Owned call_step(const ProgramStep& step, PyObject* values, Thread* thread, Watch* watch,
                 bool gradients);
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from amanda_core import OpContext
@@ -91,8 +92,6 @@ class Pruning(WeightTool):
         self.arrays["earlier"] = self.earlier
         #: Owner -> where compiled programs read the weight, which have its mask as a constant.
         self._woven: dict[str, tuple[OpContext, Weight, int | tuple[int, int]]] = {}
-        #: Owner -> the first op that reads the weight as a whole where its masked form may be kept.
-        self._first_readers: dict[str, int] = {}
         #: Owners of the weights that are pruned elsewhere, too.
         self._not_woven: set[str] = set()
         self._macs = MacCount()
@@ -277,13 +276,14 @@ class Pruning(WeightTool):
             routine, mask = (times, masks[None]) if None in masks else (multiply_items, masks)
             context.insert_before_op(routine, inputs=[position], mask=mask)
             return
-        if not varies and None in weights and self._is_first_whole(context, weights[None]):
-            masked = self.masks.memoized(torch_masked)
-            mask = self.masks.get(weights[None], _unknown)
-            context.insert_before_op(masked, inputs=[position], mask=mask)
-            return
+        # A weight that is read as it lies need not be looked up: the edit is a product.
+        weight = weights.get(None)
+        is_whole = weight is not None and weight.seen is not None and weight.seen == weight.memory
+        fresh = None
+        if weight is not None and is_whole and not varies:
+            fresh = partial(torch_masked, mask=self.masks.get(weight, _unknown))
         context.insert_before_op(
-            self.prune if varies else self.masks.memoized(self.prune),
+            self.prune if varies else self.masks.memoized(self.prune, fresh),
             inputs=[position],
             weights=weights,
             part=context.get(PART, lambda mask, weight: mask),
@@ -292,15 +292,6 @@ class Pruning(WeightTool):
             context=context if varies else None,
             position=position,
         )
-
-    def _is_first_whole(self, context: OpContext, weight: Weight) -> bool:
-        """Return True for the first op that reads a weight, if it reads all of it as it lies.
-
-        Its edit is a product and nothing else. Other ops share one product, which is looked up.
-        """
-        is_whole = weight.exact and weight.seen is not None and weight.seen == weight.memory
-        number = context.get_op_id()
-        return is_whole and self._first_readers.setdefault(weight.owner, number) == number
 
     def prune(
         self,

@@ -126,7 +126,7 @@ bool read_gradients(PyObject* given, PyObject* program, PyObject* epoch, PyObjec
 // Finds the routines whose results may be used again. False with an exception.
 bool read_stamps(ProgramParts* parts, const Watch* watch) {
     static PyObject *stamp_name = PyUnicode_InternFromString("stamp"),
-                    *routine_name = PyUnicode_InternFromString("routine");
+                    *fresh_name = PyUnicode_InternFromString("fresh");
     for (ProgramStep& step : parts->before) {
         auto* type = reinterpret_cast<PyObject*>(Py_TYPE(step.routine.get()));
         if (type != watch->memoized || parts->aliases || step.positions.size() != 1) continue;
@@ -135,11 +135,11 @@ bool read_stamps(ProgramParts* parts, const Watch* watch) {
         auto* kind = reinterpret_cast<PyObject*>(parts->types[size_t(source)]);
         if (kind != watch->identity->tensor && kind != watch->identity->parameter) continue;
         Owned stamp(PyObject_GetAttr(step.routine.get(), stamp_name)),
-            routine(PyObject_GetAttr(step.routine.get(), routine_name));
-        if (!stamp || !routine) return false;
+            fresh(PyObject_GetAttr(step.routine.get(), fresh_name));
+        if (!stamp || !fresh) return false;
         if (PyList_Check(stamp.get()) && PyList_GET_SIZE(stamp.get()) == 1) {
             step.stamp = std::move(stamp);
-            step.routine = std::move(routine);
+            if (fresh.get() != Py_None) step.fresh = std::move(fresh);
         }
     }
     return true;
