@@ -65,4 +65,5 @@ def test_runs_count_what_single_executions_do() -> None:
             found[path] += time
         assert +found == +between
         assert busy == sum(own.values())
-        assert len(added) == 3 and runs.take() == ([], [], [])
+        assert len(added) == 3
+        assert runs.take() == ([], [], [])
