@@ -440,6 +440,35 @@ def test_memory_that_is_known_is_added_up_like_other_memory() -> None:
     assert "no storage" in problem
 
 
+def test_a_routine_is_not_called_for_memory_that_is_known() -> None:
+    with amanda.apply(amanda.Tool()):  # Which finds torch's symbols.
+        pass
+    one, other = torch.ones(6, 4), torch.ones(5)
+    _, new, _ = FACTS.storages([one, other], {})
+    known = {id(storage.holder): storage[:2] for storage in new}
+    sizes = {96, 116}
+    calls: list[tuple[Any, ...]] = []
+    routine = FACTS.unless_known(lambda *values, op: calls.append(values), known, sizes)
+    seldom = is_read_in_cpp()
+    for values, is_called in (
+        ((one,), not seldom),
+        ((one.t(), [None, other]), not seldom),
+        ((other,), True),
+        ((one, other, one), True),
+        ((torch.ones(24),), True),
+        ((one.to_sparse(), one), True),
+    ):
+        calls.clear()
+        routine(*values, op=1)
+        assert calls == [values] * is_called, values
+    sizes.add(20)
+    calls.clear()
+    routine(other, op=1)
+    other.untyped_storage().resize_(200)
+    routine(other, op=1)
+    assert len(calls) == (1 if seldom else 2)
+
+
 def is_read_in_cpp() -> bool:
     return native is not None and bool(native.knows_storages())
 

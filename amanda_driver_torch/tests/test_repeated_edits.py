@@ -234,7 +234,43 @@ def test_a_weight_and_its_gradient_are_edited_without_the_driver_s_python() -> N
             product(x, w)
         finally:
             sys.setprofile(None)
-    assert calls == ["edit"]
+    assert calls == []
+
+
+@pytest.mark.parametrize("kind", ["value", "gradient"])
+@pytest.mark.parametrize("wrong", [lambda value: value[:1], lambda value: 3.0])
+def test_an_edit_that_does_not_fit_is_refused_after_others_were_accepted(
+    kind: str, wrong: Callable[[torch.Tensor], Any]
+) -> None:
+    (x, w), calls = data(), 0
+
+    def edit(value: torch.Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        return wrong(value) if calls > TIMES else value * 2
+
+    tool = before("linear", edit, [1]) if kind == "value" else at_inputs("linear", edit, [1])
+    with amanda.apply(tool):
+        for number in range(TIMES + 2):
+            with pytest.raises(EditError) if number >= TIMES else nullcontext():
+                (found,) = torch.autograd.grad(product(x, w).sum(), w)
+                close(found, (1 if kind == "value" else 2) * torch.ones(4, 5).T @ x.detach())
+
+
+def test_several_tools_edit_one_gradient_in_their_order() -> None:
+    (x, w), seen = data(), list[torch.Tensor]()
+    tools = [
+        at_inputs("linear", lambda grad: grad * 2, [1]),
+        at_inputs("linear", lambda grad: seen.append(grad), [1]),
+        at_inputs("linear", lambda grad: grad + 1, [1]),
+        at_inputs("linear", lambda grad: grad.to(torch.float64).float() * 3, [1]),
+    ]
+    with amanda.apply(*tools):
+        for _ in range(TIMES):
+            (found,) = torch.autograd.grad(product(x, w).sum(), w)
+            expected = torch.ones(4, 5).T @ x.detach()
+            close(found, (2 * expected + 1) * 3)
+            close(seen[-1], 2 * expected)
 
 
 def test_an_op_that_hands_back_its_edited_input() -> None:

@@ -463,6 +463,13 @@ SYMBOLS = (
         (*_in("symbol", "aoti_torch_get_storage_offset aoti_torch_get_storage_size"),),
     ),
     Group(
+        "Results of nodes that routines have edited, put in place",
+        "`dlsym` at the first `apply`",
+        Without.SAME,
+        "Python edits them.",
+        (*_in("symbol", "aoti_torch_new_tensor_handle aoti_torch_delete_tensor_object"),),
+    ),
+    Group(
         "Changes of the layout of gradients",
         "`dlsym` at the first `apply`",
         Without.SAME,

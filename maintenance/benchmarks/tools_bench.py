@@ -96,9 +96,9 @@ writes the page.
   leaves out runs so that it costs at most 8 times a run on average.
 - Times on a shared machine vary by a tenth or more, and the load is in the table below.
 - *one-shot* is a new tool, one step under it, and its result, in ratio to the plain step.
-- Where the rest goes: `prune` takes about 100 calls of Python for each weight and step, in its
-  routines, which look the mask and the parameter up, and in the checks of each edited weight and
-  gradient. `nonfinite` spends three quarters of what it adds in its routine, and the rest in
+- Where the rest goes: `prune` takes two calls of Python for each weight and step, which multiply
+  the weight and its gradient by the mask. `latency` records times without Python, and counts a step
+  at its end. `nonfinite` spends three quarters of what it adds in its routine, and the rest in
   hooks of backward nodes. `memory` makes an entry for each new buffer.
   `capture` copies each value and makes an entry for it. `effective_path` spends half of what it
   adds to narrow BERT in its routines, which copy values and note where they come from, two fifths

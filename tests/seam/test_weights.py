@@ -743,12 +743,26 @@ def test_a_memoized_routine_is_called_after_writes_only() -> None:
             model.table[1] *= 3
             assert torch.allclose(model(x), expected * 3)
             assert tool.calls - before == (2 if native else 8)
-        # With gradients, it is called each time.
+        # With gradients, it is called for each write, and once more to see that none follows.
         with amanda.apply(tool):
-            for _ in range(3):
-                before = tool.calls
+            for _ in range(4):
                 model(x).sum().backward()
-                assert tool.calls == before + 2
+            for factor in (1, 2):
+                with torch.no_grad():
+                    model.table.mul_(factor)
+                model.zero_grad()
+                before = tool.calls
+                expected = x @ model.table[0].T @ model.table[1].T / 4
+                for _ in range(4):
+                    output = model(x)
+                    output.sum().backward()
+                    assert torch.allclose(output, expected)
+                assert tool.calls - before == (4 if native else 8)
+                halves = model.table.detach()[0] / 2, model.table.detach()[1] / 2
+                # The gradient of the edited second weight passes straight through.
+                first = torch.ones(3, 2).T @ (x @ halves[0].T)
+                assert model.table.grad is not None
+                assert torch.allclose(model.table.grad[1], 4 * first)
 
 
 @pytest.mark.filterwarnings("ignore:.* writes the model without the changes")

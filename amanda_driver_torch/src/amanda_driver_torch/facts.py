@@ -6,8 +6,8 @@ Owns the answers. It reads no attribute that torch computes, rebuilds or refuses
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -138,8 +138,17 @@ class _TorchArithmetic(Arithmetic):
 class _TorchFacts(Facts):
     follows_graphs = True
     channels_first = True
+    records_marks = native is not None
     arithmetic = _TorchArithmetic(torch)
     repeater = REPEATER
+
+    def __init__(self) -> None:
+        if native is not None:
+            # Without a frame of Python, as tools ask at every operator.
+            storages = partial(native.storages, super().storages, Storage)
+            self.storages = storages  # type: ignore[method-assign]
+            self.unless_known = partial(native.unless_known, Storage)  # type: ignore[method-assign]
+            self.zeros = native.count_zeros  # type: ignore[method-assign]
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
@@ -243,20 +252,6 @@ class _TorchFacts(Facts):
         if device.type == "cuda":
             size = -size // _CUDA_BLOCK * -_CUDA_BLOCK
         return Storage((device, address), size, storage)
-
-    def storages(
-        self, values: Iterable[Any], known: dict[int, tuple[Hashable, int]]
-    ) -> tuple[int, list[Storage], str]:
-        if native is None:
-            return super().storages(values, known)
-        total, new, others = native.known_storages(values, known, Storage)
-        if others is None:
-            return total, new or [], ""
-        size, more, problem = super().storages(others, known)
-        return total + size, [*(new or ()), *more], problem
-
-    def zeros(self, tensor: torch.Tensor, limit: float) -> tuple[int, int] | None:
-        return None if native is None else native.count_zeros(tensor, limit)
 
     def users(self, tensor: torch.Tensor) -> int | None:
         tensor = self.local(tensor)

@@ -10,12 +10,13 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
-__all__ = ["Marks"]
+__all__ = ["LIMIT", "PER_MARK", "Marks"]
 
 #: Numbers that a mark consists of: its own, the time, and the thread.
-_PER_MARK = 3
+PER_MARK = 3
 #: Number of marks after which `Marks.full` is called.
 LIMIT = 1 << 16
 #: The numbers of a series of marks, the time of each, and the thread.
@@ -39,6 +40,9 @@ class Marks:
     [7]
     """
 
+    #: Number of marks after which `full` is called.
+    limit = LIMIT
+
     def __init__(
         self, full: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
@@ -53,7 +57,7 @@ class Marks:
     def note(self, *values: Any, number: int) -> None:
         """Record a mark; the values are ignored."""
         self._noted.extend((number, self.clock(), threading.get_ident()))
-        if len(self._noted) >= _PER_MARK * LIMIT:
+        if len(self._noted) >= PER_MARK * LIMIT:
             self.full()
 
     def series(self, numbers: Sequence[int]) -> Callable[[Sequence[int]], None]:
@@ -95,15 +99,18 @@ class Marks:
 
     def take(self) -> Iterator[tuple[int, int, int]]:
         """Return the number, time and thread of all marks since the last call, by time."""
+        return zip(*[iter(self.take_array())] * PER_MARK, strict=True)
+
+    def take_array(self) -> array[int]:
+        """Return what `take` does, one number after the other."""
         noted, self._noted = self._noted, array("q")
-        if not self._sources:
-            return zip(*[iter(noted)] * _PER_MARK, strict=True)
         others = [array("q", source()) for source in list(self._sources.values())]
         full = [part for part in (noted, *others) if part]
-        marks = [mark for part in full for mark in zip(*[iter(part)] * _PER_MARK, strict=True)]
-        if len(full) > 1:
-            marks.sort(key=lambda mark: mark[1])
-        return iter(marks)
+        if len(full) < 2:
+            return full[0] if full else noted
+        marks = [mark for part in full for mark in zip(*[iter(part)] * PER_MARK, strict=True)]
+        marks.sort(key=lambda mark: mark[1])
+        return array("q", chain.from_iterable(marks))
 
     @staticmethod
     def of(routine: Callable[..., Any]) -> Marks | None:

@@ -226,6 +226,8 @@ class Facts:
             value that an op returned has the same `symbol` where another op takes it, or is the
             same object.
         runs_ahead: Whether operators return before what they return is computed; see `wait`.
+        records_marks: Whether `driver_kit.Marks` of operators that run at once are recorded without
+            Python.
         arithmetic: How tools compute with the tensors. Without it, those that change values by
             arithmetic say that they cannot, unless tensors are NumPy's arrays.
         repeater: A `driver_kit.Repeater`, which executes recorded operators again; None without.
@@ -233,7 +235,7 @@ class Facts:
             `driver_kit.Recorder`, or None if it cannot work now; None without.
     """
 
-    channels_first = shares_memory = follows_graphs = runs_ahead = False
+    channels_first = shares_memory = follows_graphs = runs_ahead = records_marks = False
     arithmetic: Arithmetic | None = None
     repeater: Any = None
     recorder: Any = None
@@ -407,6 +409,24 @@ class Facts:
                 size, more, why = self.storages(value, known)
                 total, new, problem = total + size, new + more, problem or why
         return total, new, problem
+
+    def unless_known(
+        self,
+        routine: Callable[..., None],
+        known: dict[int, tuple[Hashable, int]],
+        sizes: set[int],
+    ) -> Callable[..., None]:
+        """Return a routine that need not be called for values of which it learns nothing.
+
+        It calls `routine` unless the driver finds out faster that all memory of the values is in
+        `known`, as for `storages`, and that the sum of its sizes is in `sizes`.
+
+        Args:
+            routine: The routine, which looks at values and reads no context.
+            known: As for `storages`; it may change later.
+            sizes: Sums of sizes; they may change later.
+        """
+        return routine
 
     def zeros(self, tensor: Any, limit: float) -> tuple[int, int] | None:
         """Return how many elements are zero, and how many have a magnitude below a limit.

@@ -37,11 +37,17 @@ class Memoized:
         routine: The routine. Its result must depend only on its argument and on what does not
             change while the stamp is the same.
         stamp: A list of one object, which is replaced when results may have changed.
+        fresh: As in `WeightState.memoized`.
     """
 
-    def __init__(self, routine: Callable[..., Any], stamp: list[object]) -> None:
+    def __init__(
+        self,
+        routine: Callable[..., Any],
+        stamp: list[object],
+        fresh: Callable[[Any], Any] | None = None,
+    ) -> None:
         functools.update_wrapper(self, routine)
-        self.routine, self.stamp = routine, stamp
+        self.routine, self.stamp, self.fresh = routine, stamp, fresh
 
     def __call__(self, *values: Any, **kwargs: Any) -> Any:
         """Call the routine."""
@@ -163,14 +169,21 @@ class WeightState(Generic[T]):
             self._edited[owner] = (version, new)
         return new
 
-    def memoized(self, routine: Callable[..., Any]) -> Callable[..., Any]:
+    def memoized(
+        self, routine: Callable[..., Any], fresh: Callable[[Any], Any] | None = None
+    ) -> Callable[..., Any]:
         """Return a routine that a driver need not call again until its weight is written.
 
         Use it for a routine that is inserted before an op at one position, and whose result depends
         only on the weight there and on this state, such as one that calls `edited`. Do not use it
         for a weight that `varies`.
+
+        Args:
+            routine: The routine.
+            fresh: Computes the same from the value alone without looking it up, for a driver that
+                finds that the weight was written.
         """
-        return Memoized(routine, self._stamp)
+        return Memoized(routine, self._stamp, fresh)
 
     def forget_edited(self) -> None:
         """Make edited parameters again when they are next needed."""

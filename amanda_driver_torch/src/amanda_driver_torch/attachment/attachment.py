@@ -273,7 +273,7 @@ class TorchAttachment(OperatorCalls):
     @property
     def edits(self) -> int:
         """Number of values edited and operators replaced so far."""
-        return self._execution.edits
+        return self._execution.edits + (0 if self.watch is None else self.watch.edits)
 
     def watching(self) -> bool:
         """Return True if operators that this thread calls now are instrumented."""

@@ -7,10 +7,13 @@ All others are executed by `execute` and `gradients.backward`.
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from amanda_core.driver_kit import Marks, Step
 from amanda_driver_torch.communication import is_unfinished
 from amanda_driver_torch.execution.native_gradients import gradient_parts
 from amanda_driver_torch.execution.node_plans import MANY, are_plain
@@ -138,6 +141,25 @@ class PlanFacts:
             self.copies = saved is not None and any(saved)
             is_known = saved is not None and (signature.whole or self.assigns)
             self.with_gradients = self.with_gradients and is_known
+
+
+def mark_of(step: Step) -> object:
+    """Return what records a step's mark without Python, or None if Python has to."""
+    marks = Marks.of(step.action.routine)
+    if marks is None or marks.clock is not time.perf_counter_ns:
+        return None
+    held = weakref.ref(marks)
+
+    def full() -> None:
+        if (alive := held()) is not None:
+            alive.full()
+
+    journal = marks.source("pytorch", lambda: native.Journal(full, Marks.limit))
+    return journal.mark(step.action.kwargs["number"])
+
+
+if native is not None:
+    native.learn_marks(Marks.note, mark_of)
 
 
 def compiled(call: OperatorCall, taps: Taps | None, nodes: int) -> object:

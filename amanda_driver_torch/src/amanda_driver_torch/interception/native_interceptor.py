@@ -59,8 +59,10 @@ from amanda_driver_torch.torch_internals.internals import (
     OpOverload,
     OpOverloadPacket,
     function_mode_count,
+    make_saved_tensor,
     next_sequence,
     some_binding,
+    top_saved_tensor_hooks,
 )
 from amanda_driver_torch.torch_internals.native_fields import WatchFields
 from amanda_driver_torch.torch_internals.tensor_attributes import is_weight
@@ -99,6 +101,7 @@ class NativeInterceptor:
             scopes=attachment.scopes,
             resume=_ways(execution.resume, _hide_except_original),
             edit=execution.edit,
+            saved_tensors=(make_saved_tensor, top_saved_tensor_hooks),
             failed=attachment.report_failure,
             raise_pending=attachment.session.raise_pending,
             pending=attachment.session.pending,

@@ -14,6 +14,7 @@
     FIELD(module_failed, ANY)                                                                  \
     FIELD(resume, TUPLE)                                                                       \
     FIELD(edit, ANY)                                                                           \
+    FIELD(saved_tensors, TUPLE)                                                                \
     FIELD(annotate, ANY)                                                                       \
     FIELD(scopes, ANY)                                                                         \
     FIELD(raise_pending, ANY)                                                                  \

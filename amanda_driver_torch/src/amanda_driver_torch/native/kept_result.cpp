@@ -47,6 +47,10 @@ void* address_of(PyObject* tensor) {
 
 }  // namespace
 
+bool is_own(PyObject* tensor) {
+    return are_found && get(base_getter, tensor).get() == Py_None && !may_have_tangent();
+}
+
 bool Content::read(PyObject* tensor) {
     base_ = get(base_getter, tensor);
     bool view = base_.get() != Py_None;
@@ -82,21 +86,28 @@ int Content::traverse(visitproc visit, void* arg) const {
     return 0;
 }
 
-void KeptResult::begin(PyObject* stamp, PyObject* value) {
-    result_ = Owned();
+void KeptResult::begin(PyObject* stamp, PyObject* value, bool written) {
+    result_ = replacement_ = Owned();
     stamp_ = Owned::share(PyList_GET_ITEM(stamp, 0));
     // A sparse tensor has no place, and never is as it was.
-    open_ = are_found && given_.read(value) && given_.is(value);
+    open_ = are_found && (!written || version_of(value) == version_) && given_.read(value) &&
+            given_.is(value);
+    if (written && are_found) version_ = version_of(value);
 }
 
-void KeptResult::end(PyObject* result) {
+void KeptResult::end(PyObject* result, PyObject* replacement) {
     // An inference tensor has no version, and cannot be used elsewhere.
-    if (open_ && version_of(result) >= 0) result_ = Owned::share(result);
-    open_ = false;
+    if (open_ && version_of(result) >= 0) {
+        result_ = Owned::share(result);
+        if (replacement != nullptr && version_of(replacement) >= 0) {
+            replacement_ = Owned::share(replacement);
+        }
+    }
 }
 
 int KeptResult::traverse(visitproc visit, void* arg) const {
     Py_VISIT(result_.get());
+    Py_VISIT(replacement_.get());
     return given_.traverse(visit, arg);
 }
 

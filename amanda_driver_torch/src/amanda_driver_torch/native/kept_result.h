@@ -26,23 +26,35 @@ class Content {
     long long version_ = -1;
 };
 
+// Returns true if a tensor is no view, and cannot have a tangent.
+bool is_own(PyObject* tensor);
+
 class KeptResult {
   public:
     // Returns the result for `value`, borrowed; null if the routine must be called.
     PyObject* look_up(PyObject* stamp, PyObject* value) const {
-        return result_ && PyList_GET_ITEM(stamp, 0) == stamp_.get() && given_.is(value)
-                   ? result_.get()
-                   : nullptr;
+        return result_ && is_current(stamp, value) ? result_.get() : nullptr;
     }
-    // Records the argument of the next call of the routine.
-    void begin(PyObject* stamp, PyObject* value);
-    // Keeps the result of that call, if both have versions.
-    void end(PyObject* result);
+    // Returns what the op ran on for `value` without gradients, borrowed; null if it is not known.
+    PyObject* replacement(PyObject* stamp, PyObject* value) const {
+        return replacement_ && is_current(stamp, value) ? replacement_.get() : nullptr;
+    }
+    // Records the argument of the next call of the routine; if it may be `written` soon, only one that
+    // was not written since the last call.
+    void begin(PyObject* stamp, PyObject* value, bool written);
+    // Keeps the result of that call, and without gradients what the op ran on instead of the
+    // argument, if these have versions.
+    void end(PyObject* result, PyObject* replacement);
     int traverse(visitproc visit, void* arg) const;
 
   private:
+    bool is_current(PyObject* stamp, PyObject* value) const {
+        return PyList_GET_ITEM(stamp, 0) == stamp_.get() && given_.is(value);
+    }
+
     Content given_;
-    Owned stamp_, result_;
+    Owned stamp_, result_, replacement_;
+    long long version_ = -1;  // of the last argument
     bool open_ = false;
 };
 

@@ -10,6 +10,7 @@
 namespace amanda {
 
 PyTypeObject* note_type = nullptr;
+PyObject* (*mark_of)(PyObject* routine, PyObject* step) = nullptr;
 
 namespace {
 
@@ -32,7 +33,11 @@ class InRoutine {
     bool on_;
 };
 
-Owned call(const ProgramStep& step, PyObject* values) {
+Owned call(const ProgramStep& step, PyObject* values, bool gradients) {
+    if (gradients && step.fresh) {
+        PyObject* value = PyList_GET_ITEM(values, Py_ssize_t(step.positions[0]));
+        return Owned(PyObject_CallOneArg(step.fresh.get(), value));
+    }
     PyObject* usual[MOST_OPERANDS + 1];
     PyObject** stack = usual;
     std::vector<PyObject*> many;  // `unbind` has as many outputs as its input has rows
@@ -68,15 +73,26 @@ bool read_step(PyObject* said, ProgramStep* step) {
     static PyObject *action_name = PyUnicode_InternFromString("action"),
                     *routine_name = PyUnicode_InternFromString("routine"),
                     *kwargs_name = PyUnicode_InternFromString("kwargs"),
-                    *positions_name = PyUnicode_InternFromString("positions");
+                    *positions_name = PyUnicode_InternFromString("positions"),
+                    *observe_name = PyUnicode_InternFromString("observe"),
+                    *without_context = PyUnicode_InternFromString("__amanda_without_context__");
     Owned action(PyObject_GetAttr(said, action_name));
     if (!action) return false;
     Owned kwargs(PyObject_GetAttr(action.get(), kwargs_name)),
-        positions(PyObject_GetAttr(action.get(), positions_name));
+        positions(PyObject_GetAttr(action.get(), positions_name)),
+        observe(PyObject_GetAttr(action.get(), observe_name));
     step->routine = Owned(PyObject_GetAttr(action.get(), routine_name));
     step->step = Owned::share(said);
-    step->is_note = step->routine && Py_IS_TYPE(step->routine.get(), note_type);
-    if (!step->routine || !kwargs || !positions) return false;
+    if (!step->routine || !kwargs || !positions || !observe) return false;
+    step->edits = observe.get() != Py_True;
+    Owned mark(mark_of == nullptr ? nullptr : mark_of(step->routine.get(), said));
+    if (!mark && PyErr_Occurred()) return false;
+    bool is_mark = bool(mark);
+    Owned marked(PyObject_GetAttr(step->routine.get(), without_context));
+    if (!marked) PyErr_Clear();
+    step->is_note = is_mark || Py_IS_TYPE(step->routine.get(), note_type) ||
+                    (!step->edits && marked.get() == Py_True);
+    if (is_mark) step->routine = std::move(mark);
     step->all = positions.get() == Py_None;
     if (!PyDict_Check(kwargs.get()) || !(step->all || PyTuple_Check(positions.get()))) {
         PyErr_SetString(PyExc_TypeError, "a step needs other parts");
@@ -85,7 +101,7 @@ bool read_step(PyObject* said, ProgramStep* step) {
     for (Py_ssize_t k = 0; !step->all && k < PyTuple_GET_SIZE(positions.get()); ++k) {
         step->positions.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(positions.get(), k))));
     }
-    if (PyDict_GET_SIZE(kwargs.get()) == 0) return true;
+    if (is_mark || PyDict_GET_SIZE(kwargs.get()) == 0) return true;
     step->names = Owned(PyTuple_New(PyDict_GET_SIZE(kwargs.get())));
     if (!step->names) return false;
     PyObject *name, *value;
@@ -135,6 +151,7 @@ int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* ar
         Py_VISIT(step.routine.get());
         Py_VISIT(step.step.get());
         Py_VISIT(step.stamp.get());
+        Py_VISIT(step.fresh.get());
         if (int stop = step.kept.traverse(visit, arg)) return stop;
         for (const Owned& value : step.values) Py_VISIT(value.get());
     }
@@ -184,7 +201,7 @@ Owned call_step(const ProgramStep& step, PyObject* values, Thread* thread, Watch
     {
         Turn turn(step);
         InRoutine routine(thread, gradients);
-        result = call(step, values);
+        result = call(step, values, gradients);
     }
     if (!result) annotate(watch, step);
     return result;

@@ -22,8 +22,11 @@ struct ProgramStep {
     bool all = false;  // all positions
     Owned step;        // `amanda_core.engine.plan.Step`, for messages
     Owned stamp;       // of a memoized routine, a list; else null
+    Owned fresh;       // what computes its result without looking it up; or null
     KeptResult kept;
-    bool is_note = false;  // of a recorder, which needs no context
+    bool is_note = false;  // whether it needs no context and changes nothing
+    bool edits = true;     // whether it may return new values
+    mutable bool accepted = false;  // whether Python has accepted and noted an edit of its
 
     // Returns true if all its positions have values.
     bool reaches(PyObject* list) const;
@@ -33,6 +36,10 @@ struct ProgramStep {
 
 // The type of a recorder's routines, which read no context and change nothing.
 extern PyTypeObject* note_type;
+
+// Returns what records the same mark as the routine of a step, without Python; null, without an
+// exception, for other routines. A new reference.
+extern PyObject* (*mark_of)(PyObject* routine, PyObject* step);
 
 // The maximum number of operands of a program's call; a routine may get more values.
 constexpr size_t MOST_OPERANDS = 24;
@@ -44,7 +51,8 @@ bool are_notes(const std::vector<ProgramStep>& steps);
 int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* arg);
 
 // Calls a routine with its selection of `values`, marked as a routine and without recording
-// gradients. Null with an exception, which names tool, routine and op.
+// gradients. If these are recorded, a result is computed and not looked up, as weights are mostly
+// written before they are read again. Null with an exception, which names tool, routine and op.
 Owned call_step(const ProgramStep& step, PyObject* values, Thread* thread, Watch* watch,
                 bool gradients);
 

@@ -1,6 +1,8 @@
 // Lookup of the symbols by their mangled names (Itanium ABI: Linux and macOS).
 #include "torch_symbols.h"
 
+#include <utility>
+
 #if !defined(_WIN32)
 #include <dlfcn.h>
 #endif
@@ -41,6 +43,8 @@ int32_t (*get_strides)(void* const*, int64_t**) = nullptr;
 int32_t (*get_device)(void* const*, int32_t*) = nullptr;
 int32_t (*get_offset)(void* const*, int64_t*) = nullptr;
 int32_t (*get_storage_size)(void* const*, int64_t*) = nullptr;
+int32_t (*new_tensor)(void* const*, void***) = nullptr;
+int32_t (*delete_tensor)(void**) = nullptr;
 void* plain_class = nullptr;  // the virtual functions of c10::TensorImpl
 bool (*storage_there)(const void*) = nullptr;        // c10::TensorImpl::has_storage() const
 bool (*negated)(void* const&) = nullptr;             // at::native::is_neg(const at::Tensor&)
@@ -108,6 +112,8 @@ const Symbol SYMBOLS[] = {
     {"aoti_torch_get_device_type", place_of(get_device)},
     {"aoti_torch_get_storage_offset", place_of(get_offset)},
     {"aoti_torch_get_storage_size", place_of(get_storage_size)},
+    {"aoti_torch_new_tensor_handle", place_of(new_tensor)},
+    {"aoti_torch_delete_tensor_object", place_of(delete_tensor)},
     {"_ZTVN3c1010TensorImplE", &plain_class},
     {"_ZNK3c1010TensorImpl11has_storageEv", place_of(storage_there)},
     {"_ZN2at6native6is_negERKNS_6TensorE", place_of(negated)},
@@ -247,6 +253,17 @@ int64_t number_of_output(void* const& tensor) { return output_number(tensor); }
 void* undefined_tensor() { return undefined; }
 
 bool requires_gradient(void* const& tensor) { return gradient_required(tensor); }
+
+bool is_inference(void* const& tensor) { return without_version(tensor); }
+
+bool can_put_tensors() { return new_tensor != nullptr && delete_tensor != nullptr; }
+
+void put_tensor(void*& place, void* const& tensor) {
+    void** made = nullptr;
+    if (new_tensor(&tensor, &made) != 0) return;  // Only without memory.
+    std::swap(place, *made);
+    delete_tensor(made);
+}
 
 TensorLayout layout_of(void* const& tensor) {
     TensorLayout layout;

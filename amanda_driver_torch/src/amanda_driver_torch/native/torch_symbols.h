@@ -70,6 +70,12 @@ int64_t number_of_output(void* const& tensor);
 // Returns the tensor that stands for none, which is not counted.
 void* undefined_tensor();
 bool requires_gradient(void* const& tensor);
+// Returns true if a tensor is one of inference mode; only if `can_read_memory`.
+bool is_inference(void* const& tensor);
+// Returns true if `put_tensor` may be called.
+bool can_put_tensors();
+// Puts `tensor` at `place` instead of the tensor there, which loses a reference.
+void put_tensor(void*& place, void* const& tensor);
 
 // The layout of a strided tensor.
 struct TensorLayout {

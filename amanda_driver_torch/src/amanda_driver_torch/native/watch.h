@@ -26,6 +26,7 @@ struct Watch {
     int64_t seen;                        // its number
     const AmandaSwitches* switches;      // of the session's thread
     bool wants_backward, watches_scopes, watches_calls;
+    int64_t edits;      // number of values that were edited without Python
     bool second_order;  // gradients of gradients are analysed, which Python does
     // Its fields, which are null once the session has ended.
     AMANDA_WATCH_FIELDS(AMANDA_DECLARE_POINTER)

@@ -30,6 +30,7 @@ class WatchFields:
         settle: Analyses the backward nodes of an operator without actions.
         resume: Goes on with a call where a program has stopped.
         edit: Applies the result of a routine to the values of a call.
+        saved_tensors: Makes a saved tensor, or None; and returns the hooks on saved tensors.
         failed: Takes an error of the driver and the type of an op: raises it, or lists the op.
         call_module: Calls a module.
         enter_module: Returns the scope of a module's call.
@@ -58,6 +59,7 @@ class WatchFields:
     settle: _Ways
     resume: _Ways
     edit: Callable[..., Any]
+    saved_tensors: tuple[Callable[..., Any] | None, Callable[[bool], Any]]
     failed: Callable[[Exception, str], None]
     call_module: Callable[..., Any]
     enter_module: Callable[..., Any]

@@ -63,8 +63,8 @@ class Op:
         found, samples = replace(self.facts), Samples()
         closed = [self.closed[key] for key in keys if key in self.closed]
         for _, earlier in closed:
-            samples.extend(earlier)
-        samples.extend(self.samples)
+            samples.extend(earlier.chosen)
+        samples.extend(self.samples.chosen)
         for account, _ in reversed(closed):
             found.merge(account)
         found.median, found.p95, found.spread = samples.quantiles()

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from amanda_tools.kit.operators.entries import with_parents
 
-__all__ = ["Between", "Interval", "Overlapping", "Stack"]
+__all__ = ["Between", "Interval", "Overlapping", "Stack", "around"]
 
 T = TypeVar("T")
 
@@ -182,7 +182,8 @@ class Between:
     def __init__(self) -> None:
         self.times: dict[str, int] = {}
         self.since: int | None = None
-        self._module = ""
+        #: Path of the module of the last execution.
+        self.module = ""
 
     def begin(self, time: int, module: str | None) -> None:
         """Record the end of the last execution in progress; None as `module` keeps the previous
@@ -190,16 +191,20 @@ class Between:
         """
         self.since = time
         if module is not None:
-            self._module = module
+            self.module = module
 
     def end(self, time: int, module: str | None) -> bool:
         """Record the start of an execution; return False if another one is running."""
         if self.since is None:
             return False
-        place = _around(self._module, self._module if module is None else module)
-        self.times[place] = self.times.get(place, 0) + time - self.since
+        place = around(self.module, self.module if module is None else module)
+        self.add(place, time - self.since)
         self.since = None
         return True
+
+    def add(self, path: str, time: int) -> None:
+        """Add time in the module with a path."""
+        self.times[path] = self.times.get(path, 0) + time
 
     def drop(self) -> None:
         """Do not count the interval that has begun."""
@@ -211,7 +216,7 @@ class Between:
 
 
 @lru_cache(maxsize=4096)
-def _around(one: str, other: str) -> str:
+def around(one: str, other: str) -> str:
     """Return the path of the innermost module that contains both."""
     others = with_parents(other)
     return next(path for path in reversed(with_parents(one)) if path in others)

@@ -151,10 +151,15 @@ class Samples:
                 self.chosen.append(time)
         self._seen += 1
 
-    def extend(self, other: Samples) -> None:
-        """Add those of another choice."""
-        for time in other.chosen:
-            self.add(time)
+    def extend(self, times: Sequence[int]) -> None:
+        """Add executions."""
+        chosen = times[-self._seen % self._stride :: self._stride]
+        if len(self.chosen) + len(chosen) <= _SAMPLES:
+            self.chosen.extend(chosen)
+            self._seen += len(times)
+        else:
+            for time in times:
+                self.add(time)
 
     def quantiles(self) -> tuple[int, int, int]:
         """Return the median, the 95th percentile and the spread."""

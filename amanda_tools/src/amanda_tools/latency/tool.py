@@ -11,13 +11,14 @@ import statistics
 import threading
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from amanda_core import OpContext
-from amanda_core.driver_kit.marks import LIMIT, Marks
+from amanda_core.driver_kit.marks import LIMIT, PER_MARK, Marks
 from amanda_core.engine.action import Routine
 from amanda_core.engine.selection import Selection, select
 from amanda_core.engine.session import COMPILED_CALL, COMPILED_KERNEL
@@ -38,7 +39,7 @@ from amanda_tools.latency.driver_time import (
 from amanda_tools.latency.intervals import Between, Interval, Overlapping
 from amanda_tools.latency.kernels import Kernel, Kernels
 from amanda_tools.latency.result import LatencyResult
-from amanda_tools.latency.runs import Runs
+from amanda_tools.latency.runs import PER_EXECUTION, Run, Runs
 from amanda_tools.latency.times import MOST_WARM_UP, StepTime, TimedOp, warm_up
 
 if TYPE_CHECKING:
@@ -115,12 +116,15 @@ class Latency(OperatorTool[Op]):
         #: The execution that started last, and when the tool was called for it, until that counts.
         self._entered: tuple[int, Interval[Op]] | None = None
         self._threads: dict[int, Thread] = {}
-        #: When operators of graphs were reached: twice the number of the operator, and 1 more if it
-        #: was its end.
+        #: When operators were reached whose times are only recorded: twice the number of the
+        #: operator, and 1 more if it was its end.
         self._marks = Marks(self._take_marks, self.now)
-        self._has_graphs = False
-        #: id of the numbers of a series of marks -> these, and the runs of the program.
-        self._runs: dict[int, tuple[Sequence[int], Runs[Op]]] = {}
+        self._has_marks = False
+        #: What identifies a series of marks -> its numbers, and the runs of the program.
+        self._runs: dict[Hashable, tuple[Sequence[int], Runs[Op]]] = {}
+        #: Numbers of the marks of one call, as bytes -> whether these are nested operators; None
+        #: until the second time.
+        self._nested: dict[bytes, bool | None] = {}
         self._graph: Overlapping[Op] = Overlapping()
         self._between = Between()
         self._by_number: list[Op] = []
@@ -196,12 +200,9 @@ class Latency(OperatorTool[Op]):
         arrived = self.now()
         with self._lock:
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
-            if self._entered is not None or self._has_graphs:
+            if self._entered is not None or self._has_marks:
                 self._settle()
-            if not self._last:
-                self._step_begin = arrived
-            if self._between.since is not None:
-                self._between.end(arrived, op.module)
+            self._begin(op, arrived)
             marks = _NO_MARKS
             if op.device is not None or self._kernels is not None:
                 marks = self._begin_marks(op, thread.stack.innermost)
@@ -217,29 +218,45 @@ class Latency(OperatorTool[Op]):
         end = self.now()
         with self._lock:
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
-            if self._entered is not None or self._has_graphs:
+            if self._entered is not None or self._has_marks:
                 self._settle()
-            if self._between.since is not None:
-                self._between.end(end, op.module)
-            interval = thread.stack.leave(op, end)
-            if interval is None and op.facts.phase == "backward":
-                # A framework's workers may begin it in one thread and end it in another.
-                others = self._threads.values()
-                thread = next((other for other in others if op in other.stack), thread)
-                interval = thread.stack.leave(op, end)
-            stack = thread.stack
-            if stack.dropped:
-                self._give_up(thread)
-            if interval is not None:
-                if interval.marks is not _NO_MARKS:
-                    self._end_marks(interval)
-                self._count(interval, thread)
+            stack = self._finish(op, thread, end).stack
             done = self.now()
             self._spent(end, done)
             if stack.open:
                 stack.spent(done - end)
-            elif not self._graph.running and (len(self._threads) == 1 or not self._is_running):
-                self._between.begin(done, op.module)
+            else:
+                self._begin_between(op, done)
+
+    def _begin(self, op: Op, at: int) -> None:
+        """End the time between operators, as one begins."""
+        if not self._last:
+            self._step_begin = at
+        if self._between.since is not None:
+            self._between.end(at, op.module)
+
+    def _finish(self, op: Op, thread: Thread, end: int) -> Thread:
+        """Count an execution that ends; return the thread on which it began."""
+        if self._between.since is not None:
+            self._between.end(end, op.module)
+        interval = thread.stack.leave(op, end)
+        if interval is None and op.facts.phase == "backward":
+            # A framework's workers may begin it in one thread and end it in another.
+            others = self._threads.values()
+            thread = next((other for other in others if op in other.stack), thread)
+            interval = thread.stack.leave(op, end)
+        if thread.stack.dropped:
+            self._give_up(thread)
+        if interval is not None:
+            if interval.marks is not _NO_MARKS:
+                self._end_marks(interval)
+            self._count(interval, thread)
+        return thread
+
+    def _begin_between(self, op: Op, at: int) -> None:
+        """Begin the time between operators, unless one is running elsewhere."""
+        if not self._graph.running and (len(self._threads) == 1 or not self._is_running):
+            self._between.begin(at, op.module)
 
     def wait(self, op: Op, context: OpContext) -> None:
         """Count one execution of a collective: the time that the program spent in it."""
@@ -260,32 +277,26 @@ class Latency(OperatorTool[Op]):
 
     def _routines(self, op: Op) -> list[tuple[Routine, dict[str, Any]]]:
         """Return the routines before and after an operator, and their arguments."""
-        if not op.is_graph:
+        # What does more than read a clock, or stands in for it, is called.
+        does_more = op.device is not None or self._kernels is not None or op.results is None
+        is_recorded = op.tensors.records_marks and self.now is time.perf_counter_ns
+        if not op.is_graph and (does_more or not is_recorded):
             return [(self.enter, {"op": op}), (self.leave, {"op": op})]
-        self._has_graphs = True
+        self._has_marks = True
         return [(self._marks.note, {"number": 2 * op.number + end}) for end in (0, 1)]
 
     def _take_marks(self) -> None:
-        """Count the executions in graphs since the last call, whose times were only recorded."""
+        """Count the executions since the last call whose times were only recorded."""
         with self._lock:
             begin = last = self.now()
-            for mark, at, ident in self._marks.take():
-                op = self._by_number[mark >> 1]
+            if marks := self._marks.take_array():
                 if not self._last:
-                    self._step_begin = at
-                    self._clock.add(at, at)
-                self._between.end(at, op.module)
-                if mark & 1:
-                    interval = self._graph.leave(op, at)
-                    if interval is not None:
-                        self._count(interval, self._threads.get(ident) or self._new_thread(ident))
-                    if not self._is_running:
-                        self._between.begin(at, op.module)
-                else:
-                    self._graph.enter(op, at)
-                self._last = last = at
+                    self._clock.add(marks[1], marks[1])
+                if not self._take_nested(marks):
+                    self._take_each(marks)
+                last = self._last
             for numbers, times, ident in self._marks.take_runs():
-                self._take_run(numbers, times, ident)
+                self._take_run(id(numbers), numbers, times, ident)
                 last = self._last
             if last != begin:
                 done = self.now()
@@ -293,42 +304,101 @@ class Latency(OperatorTool[Op]):
                     self._between.begin(done, "")
                 self._spent(begin, done)
 
-    def _take_run(self, numbers: Sequence[int], times: Sequence[int], ident: int) -> None:
-        """Count a run of a compiled program in its step and thread, and keep its times."""
-        known = self._runs.get(id(numbers))
+    def _take_each(self, marks: array[int]) -> None:
+        """Count executions one by one."""
+        for mark, at, ident in zip(*[iter(marks)] * PER_MARK, strict=True):
+            op, is_end = self._by_number[mark >> 1], mark & 1
+            if not is_end:
+                self._begin(op, at)
+            if op.is_graph and is_end:
+                self._between.end(at, op.module)
+                interval = self._graph.leave(op, at)
+                if interval is not None:
+                    self._count(interval, self._threads.get(ident) or self._new_thread(ident))
+                if not self._is_running:
+                    self._between.begin(at, op.module)
+            elif op.is_graph:
+                self._graph.enter(op, at)
+            else:
+                thread = self._threads.get(ident) or self._new_thread(ident)
+                if not is_end:
+                    thread.stack.enter(op, at, _NO_MARKS)
+                elif not self._finish(op, thread, at).stack.open:
+                    self._begin_between(op, at)
+            self._last = at
+
+    def _take_nested(self, marks: array[int]) -> bool:
+        """Count executions as a run of a program, if the same ones came before in this order.
+
+        Returns:
+            False unless all are on one thread, each ends, and no other one is running.
+        """
+        numbers, threads = marks[::PER_MARK], marks[2::PER_MARK]
+        if self._is_running or threads.count(threads[0]) != len(threads):
+            return False
+        key = numbers.tobytes()
+        if key not in self._nested:
+            if len(self._nested) >= _PROGRAMS:
+                self._attribute()
+                self._nested.clear()
+                self._runs.clear()
+            self._nested[key] = None
+        elif self._nested[key] is None:
+            operators = Runs(numbers, self._by_number.__getitem__).operators
+            is_graph = any(one.what.is_graph for one in operators)
+            self._nested[key] = not is_graph and 2 * len(operators) == len(numbers)
+        if self._nested[key]:
+            self._take_run(key, numbers, marks[1::PER_MARK], threads[0])
+        return bool(self._nested[key])
+
+    def _take_run(
+        self, key: Hashable, numbers: Sequence[int], times: Sequence[int], ident: int
+    ) -> None:
+        """Count a run of a program in its step and thread, and keep its times."""
+        # Inside of other operators, there is no time between those of the program.
+        module = None if self._is_running else self._between.module
+        known = self._runs.get((key, module))
         if known is None:
-            known = self._runs[id(numbers)] = numbers, Runs(numbers, self._by_number.__getitem__)
+            runs = Runs(numbers, self._by_number.__getitem__, attrgetter("module"), module)
+            known = self._runs[key, module] = numbers, runs
         runs, thread = known[1], self._threads.get(ident) or self._new_thread(ident)
         if not self._last:
             self._step_begin = times[0]
             self._clock.add(times[0], times[0])
-        for one in runs.outermost:
-            start, end = times[one.start], times[one.end]
-            self._between.end(start, one.what.module)
-            thread.stack.spent(end - start)  # An operator around it, such as one of autograd.
-            thread.time.self += end - start
+        if runs.outermost:
+            busy = runs.busy(times)
+            self._between.end(times[runs.outermost[0].start], runs.outermost[0].what.module)
+            thread.stack.spent(busy)  # An operator around it, such as one of autograd.
+            thread.time.self += busy
             if self._steps:
-                self._steps[-1].ops += end - start
-            if not self._is_running:
-                self._between.begin(end, one.what.module)
-            self._last = end
+                self._steps[-1].ops += busy
+            self._last = times[runs.outermost[-1].end]
+            if module is not None:
+                self._between.begin(self._last, runs.module)
         thread.time.calls += len(runs.operators)
         if self._steps:
             self._steps[-1].calls += len(runs.operators)
-        runs.add(times, thread.time.name, self._step)
+        track = self._tracks.setdefault(thread.time.name, len(self._tracks))
+        runs.add(Run(times, track, self._step))
         if len(runs) >= LIMIT:
             self._attribute()
 
     def _attribute(self) -> None:
-        """Count the operators inside the runs of compiled programs."""
+        """Count the operators inside the runs of programs."""
+        added: list[tuple[int, Runs[Op], Run]] = []
         for _, runs in self._runs.values():
-            accounts, executions = runs.take()
+            accounts, gaps, new = runs.take()
             for op, totals, own in accounts:
                 op.facts.add_all(totals, own)
-                for total in totals:
-                    op.samples.add(total)
-            for execution in executions:
-                self._keep(*execution)
+                op.samples.extend(totals)
+            for path, time_between in gaps:
+                self._between.add(path, time_between)
+            added += [(run.times[0], runs, run) for run in new]
+        for _, runs, run in sorted(added, key=itemgetter(0)):
+            room = PER_EXECUTION * self.limit - len(self._executions)
+            if room > 0:
+                self._executions.extend(runs.executions(run)[:room])
+            self._left_out += max(0, len(runs.operators) - room // PER_EXECUTION)
 
     def begin_step(self, number: int) -> None:
         """Record the start of a step."""
@@ -532,14 +602,14 @@ class Latency(OperatorTool[Op]):
             step.calls += 1
             if not op.is_graph:
                 step.ops += own
-        if len(self._executions) < _PER_EXECUTION * self.limit:
+        if len(self._executions) < PER_EXECUTION * self.limit:
             track = self._tracks.setdefault(of_thread.name, len(self._tracks))
             self._executions.extend((op.number, track, interval.start, interval.end, number))
         else:
             self._left_out += 1
 
     def _keep(self, op: Op, track: str, start: int, end: int, step: int) -> None:
-        if len(self._executions) < _PER_EXECUTION * self.limit:
+        if len(self._executions) < PER_EXECUTION * self.limit:
             number = self._tracks.setdefault(track, len(self._tracks))
             self._executions.extend((op.number, number, start, end, step))
         else:
@@ -548,7 +618,7 @@ class Latency(OperatorTool[Op]):
     def _spans(self) -> list[Span]:
         tracks, found = list(self._tracks), []
         for number, track, start, end, step in zip(
-            *[iter(self._executions)] * _PER_EXECUTION, strict=True
+            *[iter(self._executions)] * PER_EXECUTION, strict=True
         ):
             op = self._by_number[number].facts
             facts = {"id": op.id, "type": op.type, "module": op.module, "source": op.source}
@@ -591,7 +661,7 @@ class Latency(OperatorTool[Op]):
             if interval.parent is not None:
                 interval.parent.inner += interval.start - arrived
             self._spent(arrived, interval.start)
-        if self._has_graphs:
+        if self._has_marks:
             self._take_marks()
 
     def _spent(self, start: int, end: int) -> None:
@@ -651,5 +721,6 @@ class _Marks(NamedTuple):
 _UNCOMPILED = "jitted functions ran operator by operator: what XLA fuses was not fused"
 _NO_EFFECT = "uncompiled has no effect on frameworks other than JAX and PyTorch"
 
-_PER_EXECUTION = 5
 _NO_MARKS = _Marks(None, None)
+#: How many series of marks are remembered.
+_PROGRAMS = 16

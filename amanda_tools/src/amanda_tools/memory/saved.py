@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
+from operator import itemgetter
 from typing import Any
 
-__all__ = ["next_sequence_number", "saved_tensors"]
+__all__ = ["saved_tensors", "sequence_numbers"]
 
 
-def next_sequence_number() -> int:
-    """Return the sequence number of PyTorch's next autograd node."""
-    return _autograd()[0]()
+def sequence_numbers() -> Callable[[], int]:
+    """Return a function that returns the sequence number of PyTorch's next autograd node."""
+    return _autograd()[0]
 
 
 def saved_tensors(outputs: Any, start: int) -> list[Any]:
@@ -22,14 +23,20 @@ def saved_tensors(outputs: Any, start: int) -> list[Any]:
 
     Args:
         outputs: Outputs of the operator.
-        start: The value of `next_sequence_number` before it ran.
+        start: What the function of `sequence_numbers` returned before it ran.
     """
     sequence_number, hooks, tensor_type = _autograd()
     made = sequence_number() - start
     if not made or hooks(True) is not None:
         return []
     found: list[Any] = []
-    nodes = [_node(tensor) for tensor in _tensors(outputs, tensor_type)]
+    nodes: list[Any] = []
+    are_plain = {tensor_type}.issuperset(map(type, outputs))
+    for tensor in outputs if are_plain else _tensors(outputs, tensor_type):
+        try:
+            nodes.append(tensor.grad_fn)
+        except RuntimeError:
+            continue  # A view that was created and written without gradients has no node.
     seen: set[Any] = {None}
     while nodes:
         node = nodes.pop()
@@ -42,7 +49,7 @@ def saved_tensors(outputs: Any, start: int) -> list[Any]:
         seen.add(node)
         # A single node has none of the operator's own after it.
         if made != 1 or number != start:
-            nodes += (following for following, _ in node.next_functions)
+            nodes.extend(map(_NODE, node.next_functions))
         for name in tuple(names):
             try:
                 value = getattr(node, name)
@@ -55,6 +62,8 @@ def saved_tensors(outputs: Any, start: int) -> list[Any]:
     return found
 
 
+#: The node of an edge.
+_NODE = itemgetter(0)
 #: A node that saves one of these saves it in each execution.
 _NEVER_TENSORS = (bool, int, float, str)
 
@@ -73,13 +82,6 @@ def _autograd() -> tuple[Callable[[], int], Callable[[bool], Any], type]:
 
     autograd = torch._C._autograd
     return autograd._get_sequence_nr, autograd._top_saved_tensors_default_hooks, torch.Tensor
-
-
-def _node(tensor: Any) -> Any:
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        return None  # A view that was created and written without gradients has no node.
 
 
 def _tensors(value: Any, kind: type) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from time import perf_counter_ns as now
 from typing import Any
 
 from amanda_core import OpContext
+from amanda_core.engine.action import without_context
 from amanda_core.interface.facts import Facts, Storage
 from amanda_core.runtime.weak import Known
 from amanda_tools.kit.operators.entries import leaf_of
@@ -23,7 +24,7 @@ from amanda_tools.memory.areas import Change, areas
 from amanda_tools.memory.ledger import Ledger
 from amanda_tools.memory.names import BufferNames
 from amanda_tools.memory.result import AllocatingOp, MemoryResult, Moment, StepMemory
-from amanda_tools.memory.saved import next_sequence_number, saved_tensors
+from amanda_tools.memory.saved import saved_tensors, sequence_numbers
 from amanda_tools.memory.workspaces import Meter
 
 __all__ = ["Memory"]
@@ -125,9 +126,12 @@ class Memory(OperatorTool["_Op"]):
                 if leaf is not None and self._leaves.set(leaf, None):
                     op.leaf = id(leaf)
             if op.is_eager:
-                context.insert_before_backward_op(self.arrive, observe=True, op=op)
+                # Of values and sizes that were met before, nothing is recorded.
+                arrive = op.tensors.unless_known(self.arrive, self._ledger.known, op.settled)
+                context.insert_before_backward_op(arrive, observe=True, op=op)
             context.insert_after_backward_op(self.give_gradients, observe=True, op=op)
 
+    @without_context
     def take(self, *inputs: Any, op: _Op) -> None:
         """Record the buffers that exist before an operator runs."""
         start = now()
@@ -135,12 +139,10 @@ class Memory(OperatorTool["_Op"]):
             for position in op.weights:
                 if position < len(inputs):  # Tools that are applied again know it by this.
                     self._leaves.get(inputs[position])
-            size = self._meet(op, inputs, None)
-            if op.is_torch:
-                op.sequence = next_sequence_number()
-                self._begin(op, size)
-        self._clock.add(start, now())
+            op.sequence = op.next_sequence()
+            self._begin(op, inputs, None, start)
 
+    @without_context
     def give(self, *outputs: Any, op: _Op) -> None:
         """Record the outputs of an operator, and what autograd saves for its backward."""
         start = now()
@@ -150,20 +152,19 @@ class Memory(OperatorTool["_Op"]):
                 # Reading a variable returns its buffer without allocating one.
                 owner = None if op.facts.type in _VIEWS_OF_VARIABLES else op
                 saved = saved_tensors(outputs, op.sequence) if op.is_torch else ()
-                self._finish(op, (*outputs, *saved) if saved else outputs, owner, most)
+                values = (*outputs, *saved) if saved else outputs
+                self._finish(op, values, owner, most, start)
             else:
-                self._count_outputs(op, outputs)
-        self._clock.add(start, now())
+                self._count_outputs(op, outputs, start)
 
+    @without_context
     def arrive(self, *gradients: Any, op: _Op) -> None:
         """Record gradients that were created between operators, such as sums."""
         start = now()
         with self._lock:
-            size = self._meet(op, gradients, op)
-            if op.is_torch:
-                self._begin(op, size)
-        self._clock.add(start, now())
+            self._begin(op, gradients, op, start)
 
+    @without_context
     def give_gradients(self, *gradients: Any, op: _Op) -> None:
         """Record the outputs of a backward operator."""
         start = now()
@@ -172,10 +173,9 @@ class Memory(OperatorTool["_Op"]):
                 most = self._meter.end(op) if op.is_measured else None
                 leaf = None if op.leaf is None else self._leaves.value(op.leaf)
                 values = gradients if leaf is None else (*gradients, leaf.grad)
-                self._finish(op, values, op, most)
+                self._finish(op, values, op, most, start)
             else:
-                self._count_outputs(op, gradients)
-        self._clock.add(start, now())
+                self._count_outputs(op, gradients, start)
 
     def begin_step(self, number: int) -> None:
         """Record the start of a step."""
@@ -260,16 +260,30 @@ class Memory(OperatorTool["_Op"]):
         self._by_number.append(op)
         return op
 
-    def _begin(self, op: _Op, size: int) -> None:
-        """Start to measure an operator, unless its workspace is known for inputs of this size."""
-        op.live, op.input_size = self._ledger.live, size
-        known = op.workspaces.get(size)
+    def _begin(self, op: _Op, values: Sequence[Any], owner: _Op | None, start: int) -> None:
+        """Record the inputs of an operator, and start to measure it, unless its workspace is known
+        for inputs of this size.
+        """
+        ledger = self._ledger
+        if ledger.dead:
+            ledger.settle()
+        size, new, problem = op.storages(values, ledger.known)
+        if new or problem:
+            self._meet(op, values, owner, new, problem)
+        op.live, op.input_size, op.has_begun = ledger.live, size, True
         op.is_measured = False
-        # The program computes other things before it waits for the end of a collective.
-        if (known is None or known[0] < _MEASURED) and not op.waits:
-            op.is_measured = self._meter.begin(op, op.facts.phase == "backward")
+        clock = self._clock  # Which analysis has begun.
+        clock.last = now()
+        clock.spent += clock.last - start
+        if op.is_torch:
+            known = op.workspaces.get(size)
+            # The program computes other things before it waits for the end of a collective.
+            if (known is None or known[0] < _MEASURED) and not op.waits:
+                op.is_measured = self._meter.begin(op, op.facts.phase == "backward")
 
-    def _finish(self, op: _Op, values: Sequence[Any], owner: _Op | None, most: int | None) -> None:
+    def _finish(
+        self, op: _Op, values: Sequence[Any], owner: _Op | None, most: int | None, start: int
+    ) -> None:
         """Record what an operator returned or saved, and what it had besides.
 
         Args:
@@ -277,11 +291,20 @@ class Memory(OperatorTool["_Op"]):
             values: What it returned or saved.
             owner: Who allocated that.
             most: What it had at most, if that was measured.
+            start: When the routine began.
         """
         facts, ledger = op.facts, self._ledger
         before = facts.allocated
-        self._meet(op, values, owner)
-        times, extra = op.workspaces.get(op.input_size, (0, 0))
+        if ledger.dead:
+            ledger.settle()
+        _, new, problem = op.storages(values, ledger.known)
+        if new or problem:
+            self._meet(op, values, owner, new, problem)
+        times, extra = _MEASURED, 0
+        if op.has_begun:
+            times, extra = op.workspaces.get(op.input_size, (0, 0))
+            if times >= _MEASURED and extra <= _NUMBERS:
+                op.settled.add(op.input_size)
         if most is not None or extra > _NUMBERS:
             self._add_workspace(op, most, facts.allocated - before)
         elif not times:
@@ -289,6 +312,10 @@ class Memory(OperatorTool["_Op"]):
         facts.calls += 1
         if ledger.live > facts.live_after:
             facts.live_after = ledger.live
+        op.has_begun = op.is_measured = False
+        clock = self._clock
+        clock.last = now()
+        clock.spent += clock.last - start
 
     def _add_workspace(self, op: _Op, most: int | None, results: int) -> None:
         """Record what an operator had besides its results.
@@ -302,6 +329,7 @@ class Memory(OperatorTool["_Op"]):
         if most is not None:
             if len(op.workspaces) >= _INPUT_SIZES:
                 op.workspaces.clear()
+                op.settled.clear()
             extra = max(0, most - results)
             op.workspaces[op.input_size] = times + 1, extra
         if extra > _NUMBERS:
@@ -311,23 +339,25 @@ class Memory(OperatorTool["_Op"]):
             if self._steps and facts.zone != _BUILDING:
                 self._steps[-1].peak = max(self._steps[-1].peak, live)
 
-    def _meet(self, op: _Op, values: Sequence[Any], owner: _Op | None) -> int:
-        """Record buffers, and return the sum of their sizes."""
-        ledger = self._ledger
-        if ledger.dead:
-            ledger.settle()
-        size, new, problem = op.tensors.storages(values, ledger.known)
+    def _meet(
+        self,
+        op: _Op,
+        values: Sequence[Any],
+        owner: _Op | None,
+        new: list[Storage],
+        problem: str,
+    ) -> None:
+        """Record the buffers of values of an operator that the ledger does not know."""
         if problem:
             self._notes.setdefault(f"not counted: {problem}")
-        if new and owner is None:
+        if owner is None:
             self._meet_given(op, values, new)
-        elif new and owner is not None:
-            when = now()
-            for storage in new:
-                more = ledger.meet(storage, owner.number, when, owner.kind)
-                if more:
-                    self._allocate(owner.facts, more)
-        return size
+            return
+        when, ledger = now(), self._ledger
+        for storage in new:
+            more = ledger.meet(storage, owner.number, when, owner.kind)
+            if more:
+                self._allocate(owner.facts, more)
 
     def _meet_state(self, facts: Facts, value: Any) -> None:
         """Record a state of an optimizer that existed before, or was allocated in a graph."""
@@ -353,7 +383,7 @@ class Memory(OperatorTool["_Op"]):
             if live > step.peak:
                 step.peak = live
 
-    def _count_outputs(self, op: _Op, values: Sequence[Any]) -> None:
+    def _count_outputs(self, op: _Op, values: Sequence[Any], start: int) -> None:
         op.facts.calls += 1
         op.facts.graph_calls += 1
         for _, tensor in tensors_in(op.tensors, values):
@@ -361,6 +391,7 @@ class Memory(OperatorTool["_Op"]):
             op.facts.output += size
             if self._steps:
                 self._steps[-1].output += size
+        self._clock.add(start, now())
 
     def _changed(self, when: int, owner: int | None, size: int) -> None:
         if len(self._changes) < _PER_CHANGE * self.limit:
@@ -376,7 +407,10 @@ class _Op:
         self.is_torch = facts.namespace.startswith("pytorch/")
         #: Whether the memory of its values is visible.
         self.is_eager = is_eager(facts.namespace)
+        #: Returns the sequence number of PyTorch's next node, and what it was before it ran.
+        self.next_sequence = sequence_numbers() if self.is_torch else int
         self.sequence = 0
+        self.storages = tensors.storages
         #: Live bytes before it runs, and the size of its inputs.
         self.live = self.input_size = 0
         #: Whether it is being measured; None inside of another one that is.
@@ -385,6 +419,10 @@ class _Op:
         self.waits = False
         #: Size of the inputs -> number of measurements, and bytes of the workspace in the last one.
         self.workspaces: dict[int, tuple[int, int]] = {}
+        #: Sizes of the inputs for which no workspace is counted any more.
+        self.settled: set[int] = set()
+        #: Whether its inputs were recorded in this execution.
+        self.has_begun = False
         #: Key of the tensor to whose gradient it adds.
         self.leaf: int | None = None
         #: Names of the parameters and states that its buffers are.

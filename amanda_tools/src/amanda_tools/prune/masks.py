@@ -109,11 +109,13 @@ def torch_masked(value: Any, mask: Any) -> Any:
     """Return a weight with its pruned elements set to zero, without a gradient. It may be kept."""
     import torch
 
+    if mask.dtype != value.dtype:
+        mask = mask.to(value.dtype)
     if not torch.is_inference_mode_enabled():
-        return torch_multiply(value.detach(), mask)
+        return value.detach() * mask
     # Writes to inference tensors are not counted, so none of them may be kept.
     with torch.inference_mode(False), torch.no_grad():
-        return torch_multiply(value, mask)
+        return value * mask
 
 
 def torch_part(whole: Any, weight: Weight) -> Any:

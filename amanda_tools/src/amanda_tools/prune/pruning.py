@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from amanda_core import OpContext
@@ -275,8 +276,14 @@ class Pruning(WeightTool):
             routine, mask = (times, masks[None]) if None in masks else (multiply_items, masks)
             context.insert_before_op(routine, inputs=[position], mask=mask)
             return
+        # A weight that is read as it lies need not be looked up: the edit is a product.
+        weight = weights.get(None)
+        is_whole = weight is not None and weight.seen is not None and weight.seen == weight.memory
+        fresh = None
+        if weight is not None and is_whole and not varies:
+            fresh = partial(torch_masked, mask=self.masks.get(weight, _unknown))
         context.insert_before_op(
-            self.prune if varies else self.masks.memoized(self.prune),
+            self.prune if varies else self.masks.memoized(self.prune, fresh),
             inputs=[position],
             weights=weights,
             part=context.get(PART, lambda mask, weight: mask),

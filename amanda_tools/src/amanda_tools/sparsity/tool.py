@@ -200,19 +200,18 @@ class Sparsity(OperatorTool["_Op"]):
         tensor = op.tensors.get((*which, weight))
         if tensor is None:
             tensor = op.tensors[(*which, weight)] = _Tensor(op.new_tensor(*which, weight), op.facts)
-        tensor.add(made.counts, made.shape)
+        tensor.add(made)
         return made.counts
 
     def _count(self, op: _Op, which: tuple[str, int], value: Any) -> _Made | None:
         """Count the zeros of a value; return None if it is not measured."""
-        facts = op.facts
+        facts, small = op.facts, 0
         counted = facts.zeros(value, self.limit)
-        if counted is not None and not counted[0] and facts.arithmetic is not None:
-            shape: Any = facts.shape(value)
-            if 0 in shape:
-                return None
-            order = op.order(which, len(shape))
-            counts = without_zeros(facts.arithmetic, shape, order, self.block, counted[1])
+        known = None if counted is None else self._without_zeros(op, which, value)
+        if counted is not None and known is not None and not (counted[0] and known.order):
+            (order, shape, counts), small = known, counted[1]
+            if counted[0]:  # Of no matrix, so that nothing else is counted.
+                counts = counts._replace(numbers=(counted[0], *counts.numbers[1:]))
         else:
             try:
                 found = readable(facts, value)
@@ -225,7 +224,19 @@ class Sparsity(OperatorTool["_Op"]):
             shape, order = x.shape, op.order(which, len(x.shape))
             counts = count(arithmetic, x, order, self.block, self.limit, at_once, counted)
         version = facts.version(value) if which[0] == "output" else None
-        return _Made(version, order, shape, counts)
+        return _Made(version, order, shape, counts, small)
+
+    def _without_zeros(self, op: _Op, which: tuple[str, int], value: Any) -> _Full | None:
+        """Return the counts of a tensor if none of it is zero, without looking; None if its driver
+        does not compute.
+        """
+        shape: Any = op.facts.shape(value)
+        known = op.full.get((which, shape))
+        if known is None and op.facts.arithmetic is not None and 0 not in shape:
+            order = op.order(which, len(shape))
+            counts = without_zeros(op.facts.arithmetic, shape, order, self.block)
+            known = op.full[which, shape] = _Full(order, shape, counts)
+        return known
 
     def _multiply(
         self, op: _Op, given: dict[int, Counts], sizes: Sequence[Any], outputs: Sequence[Any]
@@ -247,13 +258,27 @@ class Sparsity(OperatorTool["_Op"]):
         op.product.add(left, right, macs, arithmetic)
 
 
+class _Full(NamedTuple):
+    """What is counted of a tensor none of which is zero, and the order in which it is read."""
+
+    order: Order | None
+    shape: Sequence[int]
+    counts: Counts
+
+
 class _Made(NamedTuple):
-    """What was counted of a value: at this tensor version, and read in this order."""
+    """What was counted of a value: at this tensor version, and read in this order.
+
+    Attributes:
+        small: How many small elements there are besides those in `counts`, which all tensors of
+            this shape without zeros share.
+    """
 
     version: int | None
     order: Order | None
     shape: Sequence[int]
     counts: Counts
+    small: int
 
 
 class _Tensor:
@@ -263,11 +288,23 @@ class _Tensor:
         self._facts, self._tensors = facts, tensors
         self._numbers: Sequence[Any] = (0,) * len(NUMBERS)
         self._channels: Any = None
+        #: Small elements that are not in `_numbers`.
+        self._small = 0
+        #: The last counts if they are plain numbers, and how often they came again since then.
+        self._last: Counts | None = None
+        self._repeats = 0
 
-    def add(self, counts: Counts, shape: Sequence[int]) -> None:
+    def add(self, made: _Made) -> None:
         """Add one execution."""
+        counts = made.counts
+        self._small += made.small
+        if counts is self._last:
+            self._repeats += 1
+            return
+        self._add_repeats()
+        self._last = counts if counts.is_plain else None
         facts = self._facts
-        facts.shape = list(map(int, shape))
+        facts.shape = list(map(int, made.shape))
         facts.executions += 1
         facts.elements += counts.elements
         facts.blocks += counts.blocks
@@ -285,9 +322,24 @@ class _Tensor:
                 both = tuple(asarray(to_list(self._tensors, one)) for one in both)
             self._channels = both[0] + both[1]
 
+    def _add_repeats(self) -> None:
+        facts, counts, repeats = self._facts, self._last, self._repeats
+        self._repeats = 0
+        if counts is not None and repeats:
+            facts.executions += repeats
+            facts.elements += repeats * counts.elements
+            facts.blocks += repeats * counts.blocks
+            facts.groups += repeats * counts.groups
+            more = (repeats * number for number in counts.numbers)
+            self._numbers = tuple(map(add, self._numbers, more))
+            if counts.width and counts.width == facts.channels:
+                self._channels = self._channels + repeats * counts.channels
+
     def facts(self) -> MeasuredTensor:
         """Return the sums so far."""
+        self._add_repeats()
         numbers: dict[str, Any] = dict(zip(NUMBERS, map(int, self._numbers), strict=True))
+        numbers["small"] += self._small
         # If all channels have as many elements, none is dead.
         counted = self._channels is not None and not isinstance(self._channels, int)
         alive = to_list(self._tensors, self._channels) if counted else []
@@ -355,6 +407,8 @@ class _Op:
         self.weights = WeightKeys(context)
         #: Kind, position, and key of the weight -> sums.
         self.tensors: dict[tuple[str, int, str | None], _Tensor] = {}
+        #: Kind, position and shape of a tensor -> what is counted if none of it is zero.
+        self.full: dict[tuple[tuple[str, int], Sequence[int]], _Full] = {}
         self.product: _Product | None = None
         self.eager = is_eager(context.namespace)
         #: Thread -> counts by position, and sizes, of the inputs of the execution that it is in.

@@ -33,6 +33,7 @@ NUMBERS = ("zeros", "small", "zero_channels", "zero_blocks", "compliant")
 GROUP, FILLED = 4, 2
 #: Dtypes that NumPy counts fast.
 _PLAIN = frozenset({"float32", "float64"})
+_PLAIN_TYPE = frozenset({int})
 
 
 def to_list(facts: Facts, vector: Any) -> list[int]:
@@ -171,6 +172,13 @@ class Counts(NamedTuple):
     groups: int
 
     @property
+    def is_plain(self) -> bool:
+        """Return True if all counts are Python's numbers, the same for all channels."""
+        return isinstance(self.channels, (int, type(None))) and _PLAIN_TYPE.issuperset(
+            map(type, self.numbers)
+        )
+
+    @property
     def filled(self) -> Any:
         """Return how many elements are not zero."""
         return self.elements - self.numbers[0]
@@ -208,11 +216,10 @@ def _sizes(
 
 
 def without_zeros(
-    arithmetic: Arithmetic, shape: tuple[int, ...], order: Order | None, block: int, small: int
+    arithmetic: Arithmetic, shape: tuple[int, ...], order: Order | None, block: int
 ) -> Counts:
-    """Return the counts of a tensor in which no element is zero; see `count`."""
-    counts = _sizes(arithmetic, shape, order, block).counts
-    return counts._replace(numbers=(0, small, *counts.numbers[2:])) if small else counts
+    """Return the counts of a tensor in which no element is zero or small; see `count`."""
+    return _sizes(arithmetic, shape, order, block).counts
 
 
 def count(

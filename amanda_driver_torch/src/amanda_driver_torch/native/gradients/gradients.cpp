@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "gradients/edits.h"
 #include "gradients/nodes.h"
 #include "gradients/unwinding.h"
 #include "thread.h"
@@ -185,6 +186,7 @@ Owned seen_by(const GradientSteps& steps, const Arriving& first, const Arriving*
         return values;
     }
     if (steps.seen == Seen::GIVEN) return given(steps, first, shapes);
+    if (!steps.needs_values && !steps.needs_context) return Owned(PyList_New(0));
     Owned values = first.list();
     if (!values || !steps.needs_context) return values;
     if (steps.seen == Seen::BEFORE) {
@@ -195,6 +197,24 @@ Owned seen_by(const GradientSteps& steps, const Arriving& first, const Arriving*
                    open->lend(grad_inputs, values.get())
                ? std::move(values)
                : Owned();
+}
+
+// Edits a gradient in `values`, and the node's result that it is, by a routine's result. False if
+// Python has to.
+bool edit(const GradientSteps& steps, const ProgramStep& step, PyObject* values, PyObject* result,
+          EditedResults* edited) {
+    if (edited == nullptr || step.all || step.positions.size() != 1) return false;
+    int position = step.positions[0];
+    auto way = std::find_if(steps.ways.begin(), steps.ways.end(), [&](const auto& one) {
+        return one.position == position && one.item < 0 &&
+               one.change == GradientSteps::Change::NONE;
+    });
+    if (way == steps.ways.end() ||
+        !is_accepted(step, PyList_GET_ITEM(values, position), result)) {
+        return false;
+    }
+    edited->emplace_back(size_t(way->index), Owned::share(result));
+    return PyList_SetItem(values, position, Py_NewRef(result)) == 0;
 }
 
 }  // namespace
@@ -212,7 +232,8 @@ PyObject* hand_over(GradientHook* hook, PyObject* args, const Owned& done) {
                                nullptr);
 }
 
-bool call_routines(GradientHook* hook, const Arriving& first, const Arriving* before, Owned* done) {
+bool call_routines(GradientHook* hook, const Arriving& first, const Arriving* before, Owned* done,
+                   EditedResults* edited) {
     Shared<GradientSteps> steps = hook->steps;
     Thread* thread = current;
     Watch* watch = in_force(*steps.get(), thread);
@@ -229,21 +250,26 @@ bool call_routines(GradientHook* hook, const Arriving& first, const Arriving* be
         values = seen_by(*steps.get(), first, before, hook->own, &open);
     }
     if (!values) return false;
+    Edits edits;
     for (size_t i = 0; i < steps->steps.size(); ++i) {
         const ProgramStep& step = steps->steps[i];
         Owned result = Owned::share(Py_None);
         if (!step.reaches(values.get())) {
-            *done = results(i, nullptr);
+            *done = edits.so_far(i);
             return false;
         }
         if (!step.finds_only_none(values.get())) {
             result = call_step(step, values.get(), thread, watch, false);
         }
         if (!result) return false;
-        if (result.get() != Py_None || in_force(*steps.get(), thread) != watch) {
-            *done = results(i, result.get());
+        bool forced = in_force(*steps.get(), thread) == watch;
+        if (forced && result.get() == Py_None) continue;
+        if (!forced || !edit(*steps.get(), step, values.get(), result.get(), edited)) {
+            *done = edits.so_far(i, result.get());
             return false;
         }
+        ++watch->edits;
+        edits.keep(i, result.get());
     }
     return true;
 }
@@ -364,6 +390,9 @@ bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch,
     made->seen = seen;
     if (!read_steps(given_steps, &made->steps)) return false;
     made->needs_context = !are_notes(made->steps);
+    made->needs_values = std::any_of(made->steps.begin(), made->steps.end(), [](const auto& step) {
+        return step.all || !step.positions.empty();
+    });
     if (seen == Seen::GIVEN) {
         if (!PyList_Check(where) || !route.read(where)) return false;
         made->count = int(PyLong_AsLong(one));

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "gradients/graphs.h"
 #include "gradients/routes.h"
@@ -59,6 +61,7 @@ struct GradientSteps {
     // ended, since the node may live on.
     Owned life;
     bool needs_context = true;  // whether any of `steps` may read it
+    bool needs_values = true;   // whether any of `steps` gets one
 
     bool is_over() const { return life && PyList_GET_SIZE(life.get()) == 0; }
     void forget();
@@ -124,9 +127,14 @@ class Arriving {
     const Gradients* gradients_ = nullptr;
 };
 
+// The results of a node that routines have edited, by their number.
+using EditedResults = std::vector<std::pair<size_t, Owned>>;
+
 // Calls the routines of a hook. `before`: the gradients before a node, if the hook comes after it.
-// False with an exception, or if Python has to go on: from the results in `done`.
-bool call_routines(GradientHook* hook, const Arriving& first, const Arriving* before, Owned* done);
+// `edited`: gets the edited results; null if Python has to edit. False with an exception, or if Python
+// has to go on: from the results in `done`.
+bool call_routines(GradientHook* hook, const Arriving& first, const Arriving* before, Owned* done,
+                   EditedResults* edited = nullptr);
 // Lets Python go on in a hook that was called with `args`; returns what it returns.
 PyObject* hand_over(GradientHook* hook, PyObject* args, const Owned& done);
 

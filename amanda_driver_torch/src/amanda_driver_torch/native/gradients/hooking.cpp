@@ -78,15 +78,17 @@ class Held {
     bool retired = false;  // whether other hooks have replaced it
     bool is_over() const { return retired || steps().is_over(); }
 
-    // Calls the routines with `first`, or with one of it. Null if these change nothing, else what
-    // torch has to call.
-    Owned call(const Gradients& first, const Gradients* before) const {
+    // Calls the routines with `first`, or with one of it. Null if these change nothing but what is
+    // `edited`, else what torch has to call.
+    Owned call(const Gradients& first, const Gradients* before,
+               EditedResults* edited = nullptr) const {
         auto* hook = reinterpret_cast<GradientHook*>(get());
         if (is_over()) return Owned();
         if (hook->steps->analyses) return Owned::share(get());
         Arriving gradients(before != nullptr ? *before : first);
         Owned done;
-        if (call_routines(hook, Arriving(first), &gradients, &done)) return Owned();
+        if (call_routines(hook, Arriving(first), &gradients, &done, edited)) return Owned();
+        if (edited != nullptr) edited->clear();  // Python starts from the node's own results.
         Owned then = make_resumption(hook, done);
         return then ? std::move(then) : Owned::share(get());
     }
@@ -135,9 +137,14 @@ class AfterHook final : public HookAfter {
 
     Gradients operator()(const Gradients& results, const Gradients& gradients) override {
         HoldingGil gil;
-        Owned then = hook_.call(results, &gradients);
-        if (!then) return unchanged(results);
-        return call_as_hook(then.get(), results, gradients);
+        EditedResults edited;
+        Owned then = hook_.call(results, &gradients, can_put_tensors() ? &edited : nullptr);
+        if (then) return call_as_hook(then.get(), results, gradients);
+        Gradients changed = unchanged(results);
+        for (const auto& [number, value] : edited) {
+            put_tensor(changed[number], *tensor_in(value.get()));
+        }
+        return changed;
     }
 
     void compiled_args(void* args) const override {

@@ -13,6 +13,7 @@
 #include "interception/redirect.h"
 #include "interception/watch_type.h"
 #include "programs/program.h"
+#include "recording/journal.h"
 #include "recording/recorder.h"
 #include "recording/storages.h"
 #include "recording/zeros.h"
@@ -45,7 +46,8 @@ int execute(PyObject* module) {
         amanda::add_nodes(module) < 0 || amanda::add_program(module) < 0 ||
         amanda::add_modules(module) < 0 || amanda::add_class_method(module) < 0 ||
         amanda::add_calls(module) < 0 || amanda::add_compiled(module) < 0 ||
-        amanda::add_unwinding(module) < 0 || amanda::add_recorder(module) < 0 ||
+        amanda::add_unwinding(module) < 0 || amanda::add_journal(module) < 0 ||
+        amanda::add_recorder(module) < 0 ||
         amanda::add_storages(module) < 0 || amanda::add_zeros(module) < 0) {
         return -1;
     }

@@ -180,6 +180,8 @@ PyMethodDef watch_methods[] = {
 PyMemberDef watch_members[] = {
     {"second_order", T_BOOL, offsetof(Watch, second_order), 0,
      "Whether gradients of gradients are analysed."},
+    {"edits", T_LONGLONG, offsetof(Watch, edits), READONLY,
+     "Number of values edited so far without Python."},
     {nullptr, 0, 0, 0, nullptr},
 };
 PyType_Slot watch_slots[] = {

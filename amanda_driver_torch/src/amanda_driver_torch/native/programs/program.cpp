@@ -3,8 +3,8 @@
 #include <optional>
 #include <utility>
 
+#include "gradients/edits.h"
 #include "gradients/nodes.h"
-#include "programs/edits.h"
 #include "programs/operator_call.h"
 #include "programs/program_gradients.h"
 #include "thread.h"
@@ -177,7 +177,7 @@ bool call_with_kept(const ProgramParts& parts, const Watch* watch, Call& call, O
     for (size_t i = 0; i < parts.before.size(); ++i) {
         const ProgramStep& step = parts.before[i];
         PyObject*& value = values[1 + parts.sources[size_t(step.positions[0])]];
-        PyObject* kept = step.kept.look_up(step.stamp.get(), value);
+        PyObject* kept = step.kept.replacement(step.stamp.get(), value);
         if (kept == nullptr) return false;
         held[i] = Owned::share(kept);
         value = kept;
@@ -423,11 +423,16 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     for (size_t i = 0; i < all; ++i) {
         ProgramStep& step = parts->before[i];
         // The user's modes and the profiler must not see how a tensor is read.
-        bool memoized = step.stamp && !gradients && !in_function_modes() && !is_observed();
+        bool memoized = step.stamp && !in_function_modes() && !is_observed();
+        PyObject* known = nullptr;
         if (memoized) {
-            step.kept.begin(step.stamp.get(), PyList_GET_ITEM(inputs.get(), step.positions[0]));
+            PyObject* value = PyList_GET_ITEM(inputs.get(), step.positions[0]);
+            known = step.kept.look_up(step.stamp.get(), value);
+            // A program that trains mostly writes its weights before they are read again.
+            if (known == nullptr) step.kept.begin(step.stamp.get(), value, gradients);
         }
-        Owned result = call_step(step, inputs.get(), thread, watch, gradients);
+        Owned result = known != nullptr ? Owned::share(known)
+                                        : call_step(step, inputs.get(), thread, watch, gradients);
         if (!result) return nullptr;
         if (result.get() == Py_None) continue;
         if (!may_edit(*parts, watch, gradients && !parts->taps.empty()) ||
@@ -435,14 +440,17 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
             return go_on_from(before.so_far(i, result.get()), after.so_far(0), nullptr, 0);
         }
         uint64_t unedited = hooked ? next_sequence_number() : 0;
-        if (!before.make(watch, step, i, inputs.get(), result.get(), parts->aliases)) {
+        if (!before.make(watch, step, i, inputs.get(), result.get(), parts->aliases, gradients)) {
             return is_skipped(watch, definition->type.name) ? call.original() : nullptr;
         }
         if (hooked && (next_sequence_number() != unedited ||
                        !fits_edited(*parts, watch, call, inputs.get()))) {
             return go_on_from(before.so_far(i + 1), after.so_far(0), nullptr, 0);
         }
-        if (memoized) step.kept.end(PyList_GET_ITEM(inputs.get(), step.positions[0]));
+        if (memoized) {
+            PyObject* value = PyList_GET_ITEM(inputs.get(), step.positions[0]);
+            step.kept.end(result.get(), gradients ? nullptr : value);
+        }
     }
     uint64_t start = gradients ? next_sequence_number() : 0;
     Owned returned = gradients && !parts->taps.empty() ? call_tapped(*parts, watch, call)
@@ -507,7 +515,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
             return go_on_from(before.so_far(all), after.so_far(i, result.get()), returned.get(),
                               start);
         }
-        if (!after.make(watch, step, i, outputs.get(), result.get(), parts->aliases)) {
+        if (!after.make(watch, step, i, outputs.get(), result.get(), parts->aliases, gradients)) {
             return is_skipped(watch, definition->type.name) ? returned.release() : nullptr;
         }
     }

@@ -125,7 +125,8 @@ bool read_gradients(PyObject* given, PyObject* program, PyObject* epoch, PyObjec
 
 // Finds the routines whose results may be used again. False with an exception.
 bool read_stamps(ProgramParts* parts, const Watch* watch) {
-    static PyObject* stamp_name = PyUnicode_InternFromString("stamp");
+    static PyObject *stamp_name = PyUnicode_InternFromString("stamp"),
+                    *fresh_name = PyUnicode_InternFromString("fresh");
     for (ProgramStep& step : parts->before) {
         auto* type = reinterpret_cast<PyObject*>(Py_TYPE(step.routine.get()));
         if (type != watch->memoized || parts->aliases || step.positions.size() != 1) continue;
@@ -133,10 +134,12 @@ bool read_stamps(ProgramParts* parts, const Watch* watch) {
         if (source < 0 || step.positions[0] == parts->spread) continue;
         auto* kind = reinterpret_cast<PyObject*>(parts->types[size_t(source)]);
         if (kind != watch->identity->tensor && kind != watch->identity->parameter) continue;
-        Owned stamp(PyObject_GetAttr(step.routine.get(), stamp_name));
-        if (!stamp) return false;
+        Owned stamp(PyObject_GetAttr(step.routine.get(), stamp_name)),
+            fresh(PyObject_GetAttr(step.routine.get(), fresh_name));
+        if (!stamp || !fresh) return false;
         if (PyList_Check(stamp.get()) && PyList_GET_SIZE(stamp.get()) == 1) {
             step.stamp = std::move(stamp);
+            if (fresh.get() != Py_None) step.fresh = std::move(fresh);
         }
     }
     return true;

@@ -1,5 +1,9 @@
 #include "recording/storages.h"
 
+#include <structmember.h>
+
+#include <cstddef>
+
 #include "gradients/graphs.h"
 #include "owned.h"
 #include "torch_symbols.h"
@@ -48,38 +52,126 @@ bool add(Search* search, PyObject* value, const StorageMemory& storage) {
     return append(&search->unknown, made.get());
 }
 
-bool look(Search* search, PyObject* values) {
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(values); ++i) {
-        Owned value = Owned::share(PySequence_Fast_GET_ITEM(values, i));
-        if (PyTuple_CheckExact(value.get()) || PyList_CheckExact(value.get())) {
-            if (!look(search, value.get())) return false;
-            continue;
+bool look_at(Search* search, PyObject* value) {
+    if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+            Owned item = Owned::share(PySequence_Fast_GET_ITEM(value, i));
+            if (!look_at(search, item.get())) return false;
         }
-        if (value.get() == Py_None || PyLong_Check(value.get()) || PyFloat_Check(value.get())) {
-            continue;
-        }
-        void* const* tensor = can_read_storages() ? tensor_in(value.get()) : nullptr;
-        StorageMemory storage = tensor == nullptr ? StorageMemory() : storage_of(*tensor);
-        bool is_read = storage.data != nullptr && storage.size > 0;
-        if (is_read ? !add(search, value.get(), storage) : !append(&search->others, value.get())) {
-            return false;
-        }
+        return true;
     }
-    return true;
+    if (value == Py_None || PyLong_Check(value) || PyFloat_Check(value)) return true;
+    void* const* tensor = can_read_storages() ? tensor_in(value) : nullptr;
+    StorageMemory storage = tensor == nullptr ? StorageMemory() : storage_of(*tensor);
+    bool is_read = storage.data != nullptr && storage.size > 0;
+    return is_read ? add(search, value, storage) : append(&search->others, value);
 }
 
-PyObject* known_storages(PyObject*, PyObject* args) {
-    PyObject* values;
+PyObject* storages(PyObject*, PyObject* args) {
+    PyObject *otherwise, *values;
     Search search;
-    if (!PyArg_ParseTuple(args, "OO!O!", &values, &PyDict_Type, &search.known, &PyType_Type,
-                          &search.storage_type)) {
+    if (!PyArg_ParseTuple(args, "OO!OO!", &otherwise, &PyType_Type, &search.storage_type, &values,
+                          &PyDict_Type, &search.known)) {
         return nullptr;
     }
-    Owned sequence(PySequence_Fast(values, "known_storages(values, known, type)"));
-    if (!sequence || !look(&search, sequence.get())) return nullptr;
-    return Py_BuildValue("LOO", static_cast<long long>(search.total),
-                         search.unknown ? search.unknown.get() : Py_None,
-                         search.others ? search.others.get() : Py_None);
+    Owned sequence(PySequence_List(values));
+    if (!sequence || !look_at(&search, sequence.get())) return nullptr;
+    if (!search.unknown) search.unknown = Owned(PyList_New(0));
+    Owned problem(PyUnicode_FromStringAndSize(nullptr, 0));
+    if (search.others) {
+        Owned answer(PyObject_CallFunctionObjArgs(otherwise, search.others.get(), search.known,
+                                                  nullptr));
+        long long total;
+        PyObject *more, *why;
+        if (!answer || !PyArg_ParseTuple(answer.get(), "LOO", &total, &more, &why) ||
+            !search.unknown ||
+            PyList_SetSlice(search.unknown.get(), PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, more) < 0) {
+            return nullptr;
+        }
+        search.total += total;
+        problem = Owned::share(why);
+    }
+    if (!search.unknown || !problem) return nullptr;
+    return Py_BuildValue("LOO", static_cast<long long>(search.total), search.unknown.get(),
+                         problem.get());
+}
+
+// A routine that is only called if it gets memory that is not known, or another amount than before.
+struct UnlessKnown {
+    PyObject_HEAD
+    vectorcallfunc call;
+    PyObject *routine, *storage_type, *known, *sizes;
+    char without_context;
+};
+
+PyObject* unless_known_call(PyObject* self, PyObject* const* values, size_t flags, PyObject* names) {
+    auto* own = reinterpret_cast<UnlessKnown*>(self);
+    Search search{own->known, own->storage_type};
+    bool is_known = true;
+    for (Py_ssize_t i = 0; is_known && i < PyVectorcall_NARGS(flags); ++i) {
+        is_known = look_at(&search, values[i]) && !search.unknown && !search.others;
+    }
+    Owned total(is_known ? PyLong_FromLongLong(search.total) : nullptr);
+    if (total && PySet_Contains(own->sizes, total.get()) == 1) Py_RETURN_NONE;
+    PyErr_Clear();
+    Owned routine = Owned::share(own->routine);
+    return PyObject_Vectorcall(routine.get(), values, flags, names);
+}
+
+int unless_known_traverse(PyObject* self, visitproc visit, void* arg) {
+    auto* own = reinterpret_cast<UnlessKnown*>(self);
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(own->routine);
+    Py_VISIT(own->known);
+    Py_VISIT(own->sizes);
+    return 0;
+}
+
+void unless_known_dealloc(PyObject* self) {
+    auto* own = reinterpret_cast<UnlessKnown*>(self);
+    PyTypeObject* type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    for (PyObject* held : {own->routine, own->storage_type, own->known, own->sizes}) Py_XDECREF(held);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyTypeObject* unless_known_type = nullptr;
+PyMemberDef unless_known_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(UnlessKnown, call), READONLY, nullptr},
+    {"__amanda_without_context__", T_BOOL, offsetof(UnlessKnown, without_context), READONLY, nullptr},
+    {"__wrapped__", T_OBJECT_EX, offsetof(UnlessKnown, routine), READONLY, "The routine."},
+    {nullptr, 0, 0, 0, nullptr},
+};
+PyType_Slot unless_known_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(unless_known_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(unless_known_traverse)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_members, unless_known_members},
+    {0, nullptr},
+};
+PyType_Spec unless_known_spec = {"amanda_driver_torch._native.UnlessKnown", sizeof(UnlessKnown), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
+                                     Py_TPFLAGS_HAVE_VECTORCALL |
+                                     Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                 unless_known_slots};
+
+PyObject* unless_known(PyObject*, PyObject* args) {
+    PyObject *routine, *storage_type, *known, *sizes;
+    if (!PyArg_ParseTuple(args, "O!OO!O!", &PyType_Type, &storage_type, &routine, &PyDict_Type,
+                          &known, &PySet_Type, &sizes)) {
+        return nullptr;
+    }
+    PyObject* made = unless_known_type->tp_alloc(unless_known_type, 0);
+    if (made == nullptr) return nullptr;
+    auto* own = reinterpret_cast<UnlessKnown*>(made);
+    own->call = unless_known_call;
+    own->routine = Py_NewRef(routine);
+    own->storage_type = Py_NewRef(storage_type);
+    own->known = Py_NewRef(known);
+    own->sizes = Py_NewRef(sizes);
+    own->without_context = 1;
+    return made;
 }
 
 PyObject* knows_storages(PyObject*, PyObject*) {
@@ -87,13 +179,15 @@ PyObject* knows_storages(PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"known_storages", known_storages, METH_VARARGS,
-     "known_storages(values, known, storage_type, /)\n--\n\n"
-     "Return the sum of the sizes of the storages that are read here, those that are not known, and "
-     "the values that are not read; None in place of an empty list. `known` has the address and "
-     "size of each storage by the id() of its object."},
+    {"storages", storages, METH_VARARGS,
+     "storages(otherwise, storage_type, values, known, /)\n--\n\n"
+     "Return what `Facts.storages` does: by the function `otherwise` for values that are not read "
+     "here."},
+    {"unless_known", unless_known, METH_VARARGS,
+     "unless_known(storage_type, routine, known, sizes, /)\n--\n\n"
+     "Return a routine that does what `Facts.unless_known` says."},
     {"knows_storages", knows_storages, METH_NOARGS,
-     "knows_storages()\n--\n\nReturn whether `known_storages` may be called."},
+     "knows_storages()\n--\n\nReturn whether `storages` reads any."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -101,7 +195,9 @@ PyMethodDef methods[] = {
 
 int add_storages(PyObject* module) {
     Py_XSETREF(untyped_storage, PyUnicode_InternFromString("untyped_storage"));
-    return untyped_storage == nullptr ? -1 : PyModule_AddFunctions(module, methods);
+    unless_known_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&unless_known_spec));
+    if (untyped_storage == nullptr || unless_known_type == nullptr) return -1;
+    return PyModule_AddFunctions(module, methods);
 }
 
 }  // namespace amanda
