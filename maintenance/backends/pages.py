@@ -132,6 +132,7 @@ PARTS["jax"] = {
     "identity.path_modules": "the module that runs, where programs make modules again at each call",
     "identity.current_arrays": "the array that a parameter is now, to save it",
     "identity.modules": "what is a module of Flax (NNX, Linen) and Equinox, and what it holds",
+    "identity.parameter_index": "the parameters of a tree by their arrays, for one trace",
     "identity.plain_trees": "parameters of programs without modules",
     "identity.zones": "which part of a program runs that is not the model, such as an optimizer",
     "module_calls": "calls of modules, whose values tools may look at and change",

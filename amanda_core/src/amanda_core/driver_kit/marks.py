@@ -1,7 +1,7 @@
-"""`Marks`: a routine that only records when it was called.
+"""Observers that need little: `Marks`, which only record when they were called, `without_context`.
 
-Owns the record. A driver may record the same without Python where that is faster, as in a graph, in
-which each call of a routine takes ten times as long as a mark.
+Owns the record of marks. A driver may record the same without Python where that is faster, as in a
+graph, in which each call of a routine takes ten times as long as a mark.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-__all__ = ["LIMIT", "PER_MARK", "Marks"]
+from amanda_core.engine.action import Routine
+
+__all__ = ["LIMIT", "PER_MARK", "Marks", "without_context"]
+
+#: Drivers read it by this name in C.
+_WITHOUT_CONTEXT = "__amanda_without_context__"
 
 #: Numbers that a mark consists of: its own, the time, and the thread.
 PER_MARK = 3
@@ -117,3 +122,14 @@ class Marks:
         """Return the marks whose `note` a routine is; None for other routines."""
         owner = getattr(routine, "__self__", None)
         return owner if isinstance(owner, Marks) and routine == owner.note else None
+
+
+def without_context(routine: Routine) -> Routine:
+    """Mark a routine that reads no context, which a driver then need not fill for an observer.
+
+    >>> @without_context
+    ... def look(value):
+    ...     print(value)
+    """
+    setattr(routine, _WITHOUT_CONTEXT, True)
+    return routine

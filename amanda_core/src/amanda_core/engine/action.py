@@ -65,8 +65,6 @@ class ActionKind(Enum):
 
 
 _STAGED = "__amanda_staged__"
-#: Drivers read it by this name in C.
-_WITHOUT_CONTEXT = "__amanda_without_context__"
 
 
 def staged(routine: Routine) -> Routine:
@@ -86,17 +84,6 @@ def staged(routine: Routine) -> Routine:
 def is_staged(routine: Routine) -> bool:
     """Return True if a routine is marked with `staged`."""
     return bool(getattr(routine, _STAGED, False))
-
-
-def without_context(routine: Routine) -> Routine:
-    """Mark a routine that reads no context, which a driver then need not fill for an observer.
-
-    >>> @without_context
-    ... def look(value):
-    ...     print(value)
-    """
-    setattr(routine, _WITHOUT_CONTEXT, True)
-    return routine
 
 
 # Not frozen: it is made for each op, and a frozen one takes ten times as long to make.

@@ -431,15 +431,12 @@ class OpContext(dict[str, Any]):
         """
         session = self._store.session
         after = i_point is _AFTER_FORWARD
-        if after:
-            outputs = self.execution.get("outputs")
-            count = None if outputs is None else len(outputs)
-            if self._output_count != count:
-                if self._output_count is not None:
-                    # An op such as `split` has another number of outputs, so other positions.
-                    session.analyse_again(self, i_point)
-                    self._outputs_vary = True
-                self._output_count = count
+        if after and self._output_count != (count := self._count("outputs")):
+            if self._output_count is not None:
+                # An op such as `split` has another number of outputs, so other positions.
+                session.analyse_again(self, i_point)
+                self._outputs_vary = True
+            self._output_count = count
         # Each of these calls is left out where it does nothing: every execution comes by here.
         if session._analysing[i_point]:
             session.analyse(self, i_point)

@@ -13,7 +13,7 @@ from time import perf_counter_ns as now
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_core.engine.action import without_context
+from amanda_core.driver_kit.marks import without_context
 from amanda_core.interface.facts import Facts, Storage
 from amanda_core.runtime.weak import Known
 from amanda_tools.kit.operators.entries import leaf_of
