@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -55,8 +56,14 @@ def calls_of(run: Callable[[], object]) -> int:
     return count
 
 
+@pytest.mark.parametrize("library", ["", "flax.nnx"])
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad])
-def test_what_a_first_trace_costs_for_each_parameter_does_not_grow(transform: Any) -> None:
+def test_what_a_first_trace_costs_for_each_parameter_does_not_grow(
+    transform: Any, library: str
+) -> None:
+    if library:  # With it, a tree may have variables.
+        importlib.import_module(library)
+
     def cost(size: int) -> float:
         params, x, tool = made(size), jnp.ones((1, 2)), Reads()
         with amanda.apply(tool):

@@ -16,6 +16,7 @@ import jax
 from amanda_driver_jax.arrays import origin
 from amanda_driver_jax.identity.call_sites import is_users_code
 from amanda_driver_jax.identity.path_modules import ModulePlace, PathModels
+from amanda_driver_jax.identity.plain_trees import is_plain
 
 _LINEN, _NNX, _EQUINOX = "flax.linen", "flax.nnx", "equinox"
 _LIBRARIES = (_NNX, _LINEN, _EQUINOX)
@@ -66,7 +67,7 @@ class Models(PathModels):
     def variables_of(self, value: Any) -> dict[int, Any]:
         """Return the variables of NNX in a value, by the ids of their arrays."""
         is_tree = isinstance(value, (dict, list, tuple)) or _library_of(type(value))
-        if _NNX not in sys.modules or not is_tree:
+        if _NNX not in sys.modules or not is_tree or is_plain(value):
             return {}
         try:
             values, _ = _contents(value)

@@ -20,7 +20,7 @@ from amanda_driver_jax import jax_internals as internals
 from amanda_driver_jax.arrays import is_differentiable
 from amanda_driver_jax.identity.parameter_index import are_same, references
 
-__all__ = ["arguments_of", "parameter_trees", "tree_of_call"]
+__all__ = ["arguments_of", "is_plain", "parameter_trees", "tree_of_call"]
 
 #: Names of arguments that are data.
 _DATA = frozenset(
@@ -188,6 +188,7 @@ class _Known:
         self.all_real = len(real) == len(arrays)
         self.sizes = frozenset(array.shape[0] if array.ndim else 0 for array in found)
         self.has_matrix = any(array.ndim > 1 for array in found)
+        self.is_plain = len(arrays) == len(leaves) and _nodes(structure) <= _CONTAINERS
 
     def is_of(self, leaves: Sequence[Any], structure: Any) -> bool:
         """Return True if the tree still has these leaves at the same places."""
@@ -208,10 +209,21 @@ _KNOWN: dict[int, _Known] = {}
 _MOST_KNOWN = 64
 
 
-def _arrays(value: Any) -> _Tree:
-    """Return the arrays of a tree by their names; empty for what is none, such as one array."""
+#: What a tree without objects of libraries consists of.
+_CONTAINERS = frozenset({dict, list, tuple, type(None)})
+
+
+def _nodes(structure: Any) -> set[type]:
+    """Return the types of the nodes of a tree, but for its leaves."""
+    node = structure.node_data()
+    below = [_nodes(child) for child in structure.children()]
+    return set().union(*below) if node is None else {node[0]}.union(*below)
+
+
+def _known_of(value: Any) -> tuple[_Known, Sequence[Any]] | None:
+    """Return what is known of a tree, and its leaves; None for what is none."""
     if isinstance(value, jax.Array):
-        return _NONE
+        return None
     try:
         leaves, structure = jax.tree_util.tree_flatten(value)
         known = _KNOWN.get(id(value))
@@ -224,8 +236,20 @@ def _arrays(value: Any) -> _Tree:
                 known.leaves[0] = weakref.ref(leaves[0], lambda _: pop(key, None))
                 _KNOWN[key] = known
     except Exception:  # A user's container may raise anything.
-        return _NONE
-    return known.tree(leaves)
+        return None
+    return known, leaves
+
+
+def _arrays(value: Any) -> _Tree:
+    """Return the arrays of a tree by their names; empty for what is none, such as one array."""
+    found = _known_of(value)
+    return _NONE if found is None else found[0].tree(found[1])
+
+
+def is_plain(value: Any) -> bool:
+    """Return True for a tree of nothing but arrays, in dictionaries, lists and tuples."""
+    found = _known_of(value)
+    return found is not None and found[0].is_plain
 
 
 def _name(key: Any) -> str:
