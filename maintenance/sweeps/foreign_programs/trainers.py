@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from maintenance.sweeps.foreign import Note
 
-from .catalog import WRITTEN, program
+from .catalog import SAVES, WRITTEN, program
 from .compilers import TRANSFORMS
 from .libraries import steps
 
@@ -129,7 +129,7 @@ def fourier_operator(note: Note) -> None:
     steps(note, model, lambda: F.mse_loss(model(x), y), 2)
 
 
-@program("sbi: posterior estimation by flows", needs=("sbi",))
+@program("sbi: posterior estimation by flows", needs=("sbi",), notice=SAVES)
 def posterior(note: Note) -> None:
     """Train a flow with a loop that stops early, and sample from it."""
     from sbi.inference import NPE
