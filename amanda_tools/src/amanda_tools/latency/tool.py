@@ -201,7 +201,7 @@ class Latency(OperatorTool[Op]):
         with self._lock:
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
             if self._entered is not None or self._has_marks:
-                self._settle()
+                self._settle(is_counted=True)
             self._begin(op, arrived)
             marks = _NO_MARKS
             if op.device is not None or self._kernels is not None:
@@ -219,7 +219,7 @@ class Latency(OperatorTool[Op]):
         with self._lock:
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
             if self._entered is not None or self._has_marks:
-                self._settle()
+                self._settle(is_counted=True)
             stack = self._finish(op, thread, end).stack
             done = self.now()
             self._spent(end, done)
@@ -263,7 +263,7 @@ class Latency(OperatorTool[Op]):
         end = self.now()
         with self._lock:
             thread = self._threads.get(threading.get_ident()) or self._new_thread()
-            self._settle()
+            self._settle(is_counted=True)
             begin = max(end - round(1e9 * context["wait"]), self._last)
             if not self._last:
                 self._step_begin = begin
@@ -285,7 +285,7 @@ class Latency(OperatorTool[Op]):
         self._has_marks = True
         return [(self._marks.note, {"number": 2 * op.number + end}) for end in (0, 1)]
 
-    def _take_marks(self) -> None:
+    def _take_marks(self, is_counted: bool = False) -> None:
         """Count the executions since the last call whose times were only recorded."""
         with self._lock:
             begin = last = self.now()
@@ -298,7 +298,7 @@ class Latency(OperatorTool[Op]):
             for numbers, times, ident in self._marks.take_runs():
                 self._take_run(id(numbers), numbers, times, ident)
                 last = self._last
-            if last != begin:
+            if last != begin and not is_counted:
                 done = self.now()
                 if self._between.end(begin, ""):
                     self._between.begin(done, "")
@@ -653,8 +653,12 @@ class Latency(OperatorTool[Op]):
         for op in given_up:
             op.facts.unfinished += 1
 
-    def _settle(self) -> None:
-        """Count the time that the tool took to start the last execution."""
+    def _settle(self, is_counted: bool = False) -> None:
+        """Count the time that the tool took to start the last execution, and what was recorded.
+
+        Args:
+            is_counted: Whether the caller counts the time that this takes, as part of its own.
+        """
         if self._entered is not None:
             arrived, interval = self._entered
             self._entered = None
@@ -662,7 +666,7 @@ class Latency(OperatorTool[Op]):
                 interval.parent.inner += interval.start - arrived
             self._spent(arrived, interval.start)
         if self._has_marks:
-            self._take_marks()
+            self._take_marks(is_counted)
 
     def _spent(self, start: int, end: int) -> None:
         clock = self._clock
