@@ -374,7 +374,8 @@ class JaxAttachment:
                 if op.is_idle(session):
                     return plain_bind(primitive, *values, **params)
                 outputs = execute(session, host, primitive, params, op, values)
-            self.finish(outputs)
+            if host.is_used or session.pending or not session.caching:
+                self.finish(outputs)
         else:
             outputs = Execution(session, host, primitive, params, op).run(values)
         return outputs if primitive.multiple_results else outputs[0]

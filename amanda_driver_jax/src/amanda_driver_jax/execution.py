@@ -36,9 +36,9 @@ _HOLDERS = frozenset(DECLARATIONS.names["holding"])
 
 
 @functools.lru_cache(1024)
-def _library_function(source: str) -> str | None:
+def _library_function(source: str | None) -> str | None:
     """Return the name in ``function at file:line`` of a function of JAX; None for others."""
-    return source.split(" ", 1)[0] if is_library_source(source) else None
+    return source.split(" ", 1)[0] if source and is_library_source(source) else None
 
 
 def op_type_of(primitive: Any, params: dict[str, Any]) -> str | None:
@@ -47,7 +47,7 @@ def op_type_of(primitive: Any, params: dict[str, Any]) -> str | None:
         source = internals.function_source(params)
         return str(params["name"]) if is_library_source(source) else None
     if primitive.name == "custom_jvp_call":
-        return _library_function(internals.wrapped_source(params))
+        return _library_function(internals.source_of(params["subfuns"][0]))
     return None if primitive.name in _HOLDERS else str(primitive.name)
 
 

@@ -8,6 +8,7 @@ Checked on JAX 0.10.2, 0.11.2 and 0.12.0.1.
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -274,9 +275,9 @@ def setter_of(context: Any) -> tuple[Callable[[Any], None], Any]:
     return context._obj.set_local, config.config_ext.unset
 
 
-def wrapped_source(params: dict[str, Any]) -> str:
-    """Return ``function at file:line`` of the function that `jax.custom_jvp` wraps."""
-    return str(params["subfuns"][0].debug_info.func_src_info or "")
+#: Returns ``function at file:line`` of a function that JAX has wrapped, such as those of a
+#: `jax.custom_jvp`; None if that is not known.
+source_of: Callable[[Any], str | None] = operator.attrgetter("debug_info.func_src_info")
 
 
 def is_call(code_name: str) -> bool:
