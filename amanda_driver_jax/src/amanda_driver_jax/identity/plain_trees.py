@@ -174,7 +174,7 @@ _NONE = _Tree()
 
 
 class _Known:
-    """What is known of a tree while it has the same leaves, which are held weakly."""
+    """The parameters in a tree, by place, while it has the same leaves. These are held weakly."""
 
     def __init__(self, structure: Any, leaves: Sequence[Any], value: Any) -> None:
         self.structure, self.leaves = structure, references(leaves)

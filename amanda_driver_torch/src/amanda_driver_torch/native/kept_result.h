@@ -26,7 +26,7 @@ class Content {
     long long version_ = -1;
 };
 
-// Returns true if a tensor is no view, and cannot have a tangent.
+// Returns true if a tensor has memory of its own and cannot have a tangent.
 bool is_own(PyObject* tensor);
 
 class KeptResult {

@@ -355,7 +355,7 @@ class Latency(OperatorTool[Op]):
         self, key: Hashable, numbers: Sequence[int], times: Sequence[int], ident: int
     ) -> None:
         """Count a run of a program in its step and thread, and keep its times."""
-        # Inside of other operators, there is no time between those of the program.
+        # Inside of another operator, the time between those of the program belongs to that one.
         module = None if self._is_running else self._between.module
         known = self._runs.get((key, module))
         if known is None:

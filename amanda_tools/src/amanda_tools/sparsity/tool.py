@@ -259,7 +259,7 @@ class Sparsity(OperatorTool["_Op"]):
 
 
 class _Full(NamedTuple):
-    """What is counted of a tensor none of which is zero, and the order in which it is read."""
+    """Counts of a tensor without zeros, and the order in which it is read."""
 
     order: Order | None
     shape: Sequence[int]
@@ -267,7 +267,7 @@ class _Full(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What was counted of a value: at this tensor version, and read in this order.
+    """Counts of a value at one tensor version, read in one order.
 
     Attributes:
         small: How many small elements there are besides those in `counts`, which all tensors of
